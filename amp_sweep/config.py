@@ -1,0 +1,326 @@
+"""What a run is asked to do: the schema, the resolved form, its identity. No torch here.
+
+The frozen dataclasses below are the schema. Hydra composes into plain twins of
+them (`register`), since frozen nodes break its composition; `resolve` turns the
+composed config into the frozen form once, and every later stage reads only that.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Union
+
+import yaml
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network: `alexnet`, a torchvision classifier, or `package.module:callable`."""
+
+    name: str = MISSING
+    width: float | None = None  # AlexNet only: multiplies every hidden channel; null is 1
+    outputs: int | str = "auto"  # "auto" is the number of classes of the data
+    dropout: float | None = None  # null leaves the network's own
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images, and how they reach the device."""
+
+    name: str = MISSING  # digits, cifar10, imagefolder, synthetic, or package.module:callable
+    root: str | None = None
+    batch_size: int = 64
+    batch_mode: str = "global"  # or "per_device"
+    eval_batch_size: int | None = None  # null is batch_size
+    image_size: int = 64  # pixels, height and width that the network sees
+    normalize: bool = True  # by mean and standard deviation of the training images
+    pipeline: str = "resident"  # or loader, pil
+    placement: str = "auto"  # resident only: device, host, or auto by what fits
+    shuffle: bool = True
+    workers: int = 0  # loader processes per rank, for pipelines loader and pil
+    train_images: int | None = None  # synthetic: how many; other data: the first N of a fixed order
+    test_images: int | None = None
+    classes: int | None = None  # synthetic only
+    source_size: int | None = None  # synthetic only: pixels before resizing
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How many devices share a batch, and how."""
+
+    name: str = MISSING  # none, dp, ddp
+    devices: int | str = "auto"
+    backend: str = "auto"  # ddp: nccl on CUDA, gloo on a CPU
+    sync_batch_norm: bool = False  # ddp only
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """Number formats of the training step."""
+
+    name: str = MISSING
+    autocast: bool = False
+    dtype: str = "auto"  # autocast's dtype: float16, bfloat16, or PyTorch's own choice per device
+    scaler: bool = False
+    init_scale: float = 65536.0
+    growth_interval: int = 2000
+    tf32: bool = False  # convolutions and matrix products alike
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The update rule."""
+
+    name: str = MISSING  # adamw, sgd
+    lr: float = MISSING
+    weight_decay: float = 0.01
+    beta1: float = 0.9  # adamw
+    beta2: float = 0.999  # adamw
+    eps: float = 1e-8  # adamw
+    momentum: float = 0.9  # sgd
+    nesterov: bool = False  # sgd
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """The learning rate over epochs."""
+
+    name: str = MISSING  # plateau, cosine, constant
+    patience: int = 3  # plateau
+    factor: float = 0.1  # plateau
+    min_lr: float = 0.0  # plateau, cosine
+    metric: str = "epoch_mean"  # plateau: loss it watches; "last_batch" is the article's
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """How tensors lie in memory."""
+
+    format: str = "auto"  # channels_last, contiguous; auto is channels_last on CUDA
+
+
+@dataclass(frozen=True)
+class TrackConfig:
+    """Where curves go."""
+
+    name: str = MISSING  # tensorboard, none
+    every_steps: int = 10
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When training state is saved."""
+
+    every_steps: int | None = None
+    every_epoch: bool = False
+    min_interval_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """How cells are started and supervised."""
+
+    on_error: str = "continue"  # or "stop"
+    stall_timeout_s: float = 600.0
+    wait: bool = True
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """When a run counts as diverged."""
+
+    nonfinite_steps: int = 20  # non-finite losses in a row
+    min_scale: float = 2.0**-14  # a gradient scale below this
+
+
+@dataclass(frozen=True)
+class MeasureConfig:
+    """What is measured beside the training time."""
+
+    step_times: bool = True
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One cell, resolved."""
+
+    name: str = "matrix"
+    experiment: str = "none"
+    outputs: str = "outputs"
+    seed: int = 0
+    epochs: int = 10
+    device: str = "auto"  # auto (CUDA where there is one, else the CPU), cuda, mps, cpu
+    force: bool = False
+    plan: bool = False
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+
+
+# What changes neither the weights nor the figures, and so is no part of a run's identity.
+NOT_IDENTITY = frozenset(
+    {"name", "experiment", "outputs", "force", "plan", "track", "checkpoint", "launch", "measure"}
+)
+
+# Fields that came after the first release, with the value that means what was done before
+# they existed. They stay out of the fingerprint while they have it, so that old runs keep
+# their directories. Example: "memory.compile": "off".
+ADDED_LATER: dict[str, Any] = {}
+
+# Data sets whose content is defined by their name, not by where they lie.
+CONTENT_BY_NAME = frozenset({"digits", "cifar10", "synthetic"})
+
+OWN_CALLABLE = re.compile(r"^[\w.]+:[\w.]+$")
+
+
+def is_own_callable(name: str) -> bool:
+    """Whether `name` has the form `package.module:callable`."""
+    return bool(OWN_CALLABLE.match(name))
+
+
+def conf_dir() -> Path:
+    """Folder of the YAML groups: inside the package when installed, beside it in a checkout."""
+    inside = Path(__file__).parent / "conf"
+    return inside if inside.is_dir() else Path(__file__).parents[1] / "conf"
+
+
+def _plain(cls: type) -> type:
+    """The unfrozen twin of a frozen dataclass, field by field."""
+    hints = typing.get_type_hints(cls)
+    fields: list[tuple[str, Any, Any]] = []
+    for item in dataclasses.fields(cls):
+        hint = hints[item.name]
+        if dataclasses.is_dataclass(hint):
+            twin = _plain(typing.cast(type, hint))
+            fields.append((item.name, twin, field(default_factory=twin)))
+        else:
+            # OmegaConf reads typing.Union and not yet the `X | Y` form.
+            if isinstance(hint, types.UnionType):
+                hint = Union[typing.get_args(hint)]  # noqa: UP007
+            fields.append((item.name, hint, field(default=item.default)))
+    return dataclasses.make_dataclass(cls.__name__, fields)
+
+
+def register() -> None:
+    """Make the schema and our resolver known to Hydra; harmless to call again."""
+    ConfigStore.instance().store(name="schema", node=_plain(RunConfig), provider="amp_sweep")
+    # The article loads its data differently for ddp: `${if_ddp:2,0}`.
+    OmegaConf.register_new_resolver(
+        "if_ddp",
+        lambda then, otherwise, *, _root_: then if _root_.parallel.name == "ddp" else otherwise,
+        replace=True,
+    )
+
+
+def _build(cls: Any, values: dict[str, Any]) -> Any:
+    """A frozen `cls` from plain nested values. Raises ValueError on unknown or missing keys."""
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]!r} in {cls.__name__}")
+    built = {
+        key: _build(hints[key], value or {}) if dataclasses.is_dataclass(hints[key]) else value
+        for key, value in values.items()
+    }
+    return cls(**built)
+
+
+def resolve(composed: DictConfig) -> RunConfig:
+    """The composed Hydra config as frozen plain data, normalised to what was meant.
+
+    A group set to null (`parallel=null`) keeps MISSING names, which `legality.check` reports.
+    """
+    container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    if not isinstance(container, dict):
+        raise TypeError("a run's config must be a mapping")
+    values = {str(key): value for key, value in container.items() if key != "hydra"}
+    return normalise(_build(RunConfig, values))
+
+
+def normalise(config: RunConfig) -> RunConfig:
+    """One spelling for one meaning, so that equal runs get equal fingerprints."""
+    data, model, parallel = config.data, config.model, config.parallel
+    if data.root is not None:
+        data = dataclasses.replace(data, root=str(Path(data.root).expanduser().absolute()))
+    if model.name == "alexnet" and model.width is None:
+        model = dataclasses.replace(model, width=1.0)
+    elif model.name != "alexnet" and model.width is not None:
+        model = dataclasses.replace(model, width=None)
+    if parallel.name == "none":  # always one device
+        parallel = dataclasses.replace(parallel, devices="auto", backend="auto")
+    return dataclasses.replace(config, data=data, model=model, parallel=parallel)
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """The config as nested plain values."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(values: dict[str, Any]) -> RunConfig:
+    """The inverse of `to_dict`. Raises ValueError on unknown keys."""
+    built: RunConfig = _build(RunConfig, values)
+    return built
+
+
+def save(config: RunConfig, path: Path) -> None:
+    """Write the resolved config as YAML."""
+    path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
+
+
+def load(path: Path) -> RunConfig:
+    """Read what `save` wrote. Raises OSError, yaml.YAMLError or ValueError."""
+    return from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """The fields that make a run what it is, flat: `{"data.batch_size": 64, ...}`."""
+    flat: dict[str, Any] = {}
+    for key, value in to_dict(config).items():
+        if key in NOT_IDENTITY:
+            continue
+        if isinstance(value, dict):
+            flat.update({f"{key}.{name}": item for name, item in value.items()})
+        else:
+            flat[key] = value
+    if config.data.name in CONTENT_BY_NAME:
+        flat.pop("data.root")
+    return {
+        key: value
+        for key, value in flat.items()
+        if key not in ADDED_LATER or value != ADDED_LATER[key]
+    }
+
+
+def fingerprint(config: RunConfig) -> str:
+    """SHA-256, in hex, of everything requested that changes the result."""
+    text = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def cell_dir(config: RunConfig) -> str:
+    """Name of the run directory: fixed, sanitised fields and the start of the fingerprint."""
+    parts = [config.parallel.name, config.precision.name, f"s{config.seed}"]
+    safe = [re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts]
+    return "-".join([*safe, fingerprint(config)[:8]])
+
+
+def run_dir(config: RunConfig) -> Path:
+    """Absolute path of the run directory."""
+    return (Path(config.outputs) / config.name / cell_dir(config)).absolute()

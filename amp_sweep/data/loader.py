@@ -1,0 +1,255 @@
+"""Images fetched on the host, in this process or in loader processes."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from amp_sweep.data.decode import open_rgb, resize
+from amp_sweep.data.files import decode_into, end_with_parent
+from amp_sweep.data.prepared import (
+    DataError,
+    PartName,
+    Prepared,
+    files_path,
+    images_path,
+    map_array,
+)
+from amp_sweep.data.store import SizesVary
+
+# SLURM sends its warnings to every process of a job. A loader process, or the forkserver it
+# comes from, that died of one would take its rank down before the rank has saved its state.
+_FOR_THE_RANK = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+
+_PRELOADED = ["torch", "numpy", "PIL.Image", "amp_sweep.data.loader"]
+
+
+class Images(Protocol):
+    """The images of a part, wherever they are."""
+
+    def fill(self, out: NDArray[np.uint8], indices: NDArray[np.int64]) -> None:
+        """Write the images to `out`, uint8 [n, height, width, channels]. Raises DataError."""
+
+    def image(self, index: int) -> Image.Image:
+        """One image at its original size, in mode RGB. Raises DataError."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of what `fill` writes."""
+
+
+class StoredImages:
+    """Images in a `.npy` file; each process maps it for itself."""
+
+    def __init__(self, prepared: Prepared, part: PartName) -> None:
+        self._arguments = (prepared, part)
+        self._pixels: NDArray[np.uint8] = map_array(images_path(prepared.folder, part))
+        self.shape = (prepared.height, prepared.width, prepared.channels)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
+
+    def fill(self, out: NDArray[np.uint8], indices: NDArray[np.int64]) -> None:
+        """See `Images`; indices must be in range."""
+        # The default mode would go through a buffer of the same size.
+        np.take(self._pixels, indices, axis=0, out=out, mode="clip")
+
+    def image(self, index: int) -> Image.Image:
+        """See `Images`."""
+        pixels = self._pixels[index]
+        return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).convert("RGB")
+
+
+class FileImages:
+    """Images in files, decoded each time."""
+
+    def __init__(self, prepared: Prepared, part: PartName) -> None:
+        self._arguments = (prepared, part)
+        self._root = prepared.root
+        self._files: NDArray[np.bytes_] = map_array(files_path(prepared.folder, part))
+        self._resize_to = prepared.resized_to
+        self.shape = (prepared.height, prepared.width, prepared.channels)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
+
+    def _path(self, index: int) -> str:
+        return f"{self._root}/{os.fsdecode(self._files[index])}"
+
+    def fill(self, out: NDArray[np.uint8], indices: NDArray[np.int64]) -> None:
+        """See `Images`."""
+        paths = [self._path(int(index)) for index in indices]
+        try:
+            decode_into(out, paths, self._resize_to)
+        except SizesVary as error:
+            raise DataError(f"images in {self._root} have changed; start again") from error
+
+    def image(self, index: int) -> Image.Image:
+        """See `Images`."""
+        return open_rgb(self._path(index))
+
+
+def open_images(prepared: Prepared, part: PartName) -> StoredImages | FileImages:
+    """The images of a part, stored or in files. Raises DataError."""
+    return StoredImages(prepared, part) if prepared.stored else FileImages(prepared, part)
+
+
+def fetch(images: Images, indices: torch.Tensor, pinned: bool) -> torch.Tensor:
+    """A batch as uint8 [n, height, width, channels] on the host."""
+    batch = torch.empty((len(indices), *images.shape), dtype=torch.uint8, pin_memory=pinned)
+    images.fill(batch.numpy(), indices.numpy())
+    return batch
+
+
+# Datasets whose item is a whole batch. A DataError travels as a value: what a loader process
+# raises would arrive as a page of tracebacks.
+Batch = torch.Tensor | DataError
+
+
+class RawBatches(Dataset[Batch]):
+    """Batches as uint8 [n, height, width, channels], for the device to resize."""
+
+    def __init__(self, images: Images) -> None:
+        self._images = images
+
+    def __getitem__(self, indices: torch.Tensor) -> Batch:
+        try:
+            return fetch(self._images, indices, pinned=False)
+        except DataError as error:
+            return error
+
+
+class ArticleBatches(Dataset[Batch]):
+    """Batches made as the article makes them: PIL per image, float32 [n, 3, size, size].
+
+    `mean` and `std` are per channel (3, or 1 for grey images), None without normalisation.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        size: int,
+        mean: tuple[float, ...] | None,
+        std: tuple[float, ...] | None,
+    ) -> None:
+        self._images = images
+        self._size = size
+        self._mean = mean
+        self._std = std
+
+    def _one(self, index: int) -> torch.Tensor:
+        pixels = np.array(resize(self._images.image(index), self._size))
+        image = torch.from_numpy(pixels).permute(2, 0, 1).contiguous().to(torch.float32).div_(255)
+        if self._mean is not None and self._std is not None:
+            mean = torch.tensor(self._mean).view(-1, 1, 1)
+            image.sub_(mean).div_(torch.tensor(self._std).view(-1, 1, 1))
+        return image
+
+    def __getitem__(self, indices: torch.Tensor) -> Batch:
+        try:
+            return torch.stack([self._one(index) for index in indices.tolist()])
+        except DataError as error:
+            return error
+
+
+class HostBatches:
+    """Batches of a dataset, made by `workers` loader processes or (0) when they are asked for.
+
+    The processes live on from epoch to epoch, until `close`.
+    """
+
+    def __init__(self, dataset: Dataset[Batch], workers: int, pinned: bool) -> None:
+        self._plan: list[torch.Tensor] = []
+        self._loader: DataLoader[Batch] | None = DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=_Plan(self),
+            num_workers=workers,
+            pin_memory=pinned,
+            multiprocessing_context="forkserver" if workers else None,
+            persistent_workers=workers > 0,
+            worker_init_fn=_start_worker if workers else None,
+        )
+        if workers:
+            # Else each process imports torch for itself, at two seconds of a core.
+            multiprocessing.set_forkserver_preload(_PRELOADED)
+
+    @property
+    def plan(self) -> list[torch.Tensor]:
+        """Indices of the batches to come."""
+        return self._plan
+
+    def run(self, plan: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """The batches of `plan`, in order. Raises DataError."""
+        if self._loader is None:
+            raise ValueError("these batches were closed")
+        self._plan = plan
+        with _signals_held():  # what starts here inherits it
+            batches = iter(self._loader)
+        for batch in batches:
+            if isinstance(batch, DataError):
+                raise batch
+            yield batch
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self._loader = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Plan:
+    """The sampler of a DataLoader whose batches differ from epoch to epoch."""
+
+    def __init__(self, batches: HostBatches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self._batches.plan)
+
+    def __len__(self) -> int:
+        return len(self._batches.plan)
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _held())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _held() -> set[signal.Signals]:
+    # Where nobody can tell who sent it, SIGTERM must stay the way to end a loader process.
+    return _FOR_THE_RANK if sys.platform == "linux" else _FOR_THE_RANK - {signal.SIGTERM}
+
+
+def _start_worker(_: int) -> None:
+    """First thing in a loader process: it ends with its rank, or when its rank says so."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _held())
+    end_with_parent()
+    rank = multiprocessing.parent_process()
+    if rank is not None and sys.platform == "linux":
+        threading.Thread(target=_end_when_told, args=(rank.pid,), daemon=True).start()
+
+
+def _end_when_told(rank: int | None) -> None:
+    if sys.platform == "linux":
+        while True:
+            if signal.sigwaitinfo({signal.SIGTERM}).si_pid == rank:
+                os._exit(0)

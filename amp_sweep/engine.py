@@ -1,0 +1,129 @@
+"""One training step and one evaluation for all cells."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from amp_sweep.measure import StepClock, StepTimes, synchronize
+from amp_sweep.precision import ClassifierLoss
+
+
+class Batches(Protocol):
+    """Images ready for a device: see `data.Split`."""
+
+    def batches(self, indices: Tensor | list[Tensor]) -> Iterator[object]:
+        """Batches as they reach the device, one for each row of indices."""
+
+    def to_input(self, raw: object) -> tuple[Tensor, Tensor]:
+        """Images [B, 3, S, S] float32 and labels [B] of a batch."""
+
+
+@dataclass
+class Trainer:
+    """What a step needs: the wrapped loss, its optimizer and its scaler."""
+
+    loss: nn.Module  # (images, labels) -> mean loss per replica
+    parameters: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    clip_norm: float | None
+
+
+@dataclass
+class EpochSteps:
+    """What some steps of an epoch left on the device, a value a step, and how long they took."""
+
+    losses: Tensor  # [steps done] float32; this rank's share of each batch
+    scales: Tensor  # [steps done] float32, after the step's update; 1 without a scaler
+    time_s: float
+    times: StepTimes
+    first_step_s: float | None = None  # only where it was asked for
+
+
+def train_step(trainer: Trainer, images: Tensor, labels: Tensor) -> Tensor:
+    """One update; the mean loss of the batch [], still on the device."""
+    loss = trainer.loss(images, labels).mean()
+    trainer.scaler.scale(loss).backward()
+    if trainer.clip_norm is not None:
+        trainer.scaler.unscale_(trainer.optimizer)
+        nn.utils.clip_grad_norm_(trainer.parameters, trainer.clip_norm)
+    trainer.scaler.step(trainer.optimizer)
+    trainer.scaler.update()
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+def train_epoch(
+    trainer: Trainer,
+    split: Batches,
+    indices: Tensor,
+    clock: StepClock,
+    devices: list[torch.device],
+    *,
+    go_on: Callable[[int], bool] = lambda _step: True,
+    time_first_step: bool = False,
+) -> EpochSteps:
+    """Train on the rows of `indices` [steps, batch], or on as many as `go_on` allows.
+
+    `go_on(step)` is asked on the host before each step. Nothing is read back from the device
+    before the end, except after the first step where its time is asked for.
+    """
+    steps = len(indices)
+    losses = torch.zeros(steps, device=devices[0])
+    scales = torch.ones(steps, device=devices[0])
+    one = torch.ones((), device=devices[0])
+    trainer.loss.train()
+    synchronize(devices)
+    first_step_s = None
+    done = 0
+    started = time.perf_counter()
+    clock.start_epoch()
+    batches = split.batches(indices)
+    while done < steps and go_on(done):
+        raw = next(batches)
+        clock.batch_there()
+        images, labels = split.to_input(raw)
+        clock.input_ready()
+        losses[done] = train_step(trainer, images, labels)
+        if trainer.scaler.is_enabled():
+            scales[done] = trainer.scaler.scale(one)  # the scale itself, without a read-back
+        clock.step_done()
+        done += 1
+        if time_first_step and done == 1:
+            synchronize(devices)
+            first_step_s = time.perf_counter() - started
+    synchronize(devices)
+    return EpochSteps(
+        losses=losses[:done],
+        scales=scales[:done],
+        time_s=time.perf_counter() - started,
+        times=clock.epoch_times(),
+        first_step_s=first_step_s,
+    )
+
+
+@torch.no_grad()
+def evaluate(
+    module: ClassifierLoss, split: Batches, batches: list[Tensor], device: torch.device
+) -> Tensor:
+    """Correct answers, images and summed loss of the batches, as float64 [3] on the device.
+
+    `module` is the unwrapped one: no collectives here. Sums of shards add up to the whole;
+    counts are exact below 2**53.
+    """
+    module.eval()
+    # MPS has no float64; its sums stay exact below 2**24.
+    kind = torch.float32 if device.type == "mps" else torch.float64
+    totals = torch.zeros(3, dtype=kind, device=device)
+    for raw in split.batches(batches):
+        images, labels = split.to_input(raw)
+        logits = module.logits(images)
+        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+        totals[0] += (logits.argmax(dim=1) == labels).sum()
+        totals[1] += len(labels)
+        totals[2] += losses.sum()
+    return totals

@@ -1,0 +1,135 @@
+"""What this machine is: devices, number formats, versions. Run it in a process of its own,
+since asking CUDA for names creates a context."""
+
+import os
+import platform
+import re
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The devices that a cell can use here."""
+
+    device_type: str  # cuda, mps, cpu
+    device_names: tuple[str, ...]  # one per visible device; one name for a CPU
+    native_bf16: bool | None
+    cores: int  # that this process may use
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """The processor's model name."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else (platform.processor() or platform.machine())
+
+
+def cpu_has_bf16() -> bool | None:
+    """Whether the CPU multiplies bfloat16 natively; None where it does not say."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    if not found:
+        return None
+    flags = set(found.group(1).split())
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def bf16_slowdown() -> float:
+    """How many times as long a matrix product takes in bfloat16 as in float32 on this CPU."""
+
+    def best_s(dtype: torch.dtype) -> float:
+        a = torch.ones(512, 512, dtype=dtype)
+        a @ a
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            a @ a
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    return best_s(torch.bfloat16) / best_s(torch.float32)
+
+
+def detect(requested: str) -> Hardware:
+    """The devices for `requested`: auto (CUDA where visible, else the CPU), cuda, mps or cpu.
+
+    What is not there falls back to the CPU here; `legality.impossible_here` then says so.
+    """
+    cores = usable_cores()
+    if requested in ("auto", "cuda") and torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        names = tuple(torch.cuda.get_device_name(i) for i in range(count))
+        native = all(torch.cuda.get_device_capability(i) >= (8, 0) for i in range(count))
+        return Hardware("cuda", names, native, cores)
+    if requested == "mps" and torch.backends.mps.is_available():
+        return Hardware("mps", (cpu_name(),), None, cores)
+    return Hardware("cpu", (cpu_name(),), cpu_has_bf16(), cores)
+
+
+def _git(*arguments: str, folder: Path) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _nvidia_driver() -> str | None:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module\D*?(\d+\.\d+(?:\.\d+)?)", text)
+    return found.group(1) if found else None
+
+
+def environment(hardware: Hardware) -> dict[str, Any]:
+    """Versions, machine and commit, as the record's `environment` names them."""
+    # The code that runs: our checkout when there is one, else the person's own folder.
+    package = Path(__file__).resolve().parent
+    installed = "site-packages" in package.parts
+    folder = Path.cwd() if installed else package
+    commit = _git("rev-parse", "HEAD", folder=folder)
+    changes = _git("status", "--porcelain", "--untracked-files=no", folder=folder)
+    cuda = hardware.device_type == "cuda"
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "driver": _nvidia_driver() if cuda else None,
+        "gpu": hardware.device_names[0] if cuda else None,
+        "cpu": cpu_name(),
+        "cores": hardware.cores,
+        "hostname": socket.gethostname(),
+        "git_commit": commit,
+        "git_dirty": bool(changes) if commit else None,
+        "slurm_job_ids": [os.environ["SLURM_JOB_ID"]] if "SLURM_JOB_ID" in os.environ else [],
+    }

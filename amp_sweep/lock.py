@@ -1,0 +1,169 @@
+"""The lock of a run directory: one process at a time trains a cell. No torch here.
+
+A file created exclusively, with its owner inside and its modification time as the
+heartbeat. A dead owner is recognised: on this machine by its process, elsewhere by
+a heartbeat that stopped.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+HEARTBEAT_S = 5.0
+# Owners on other machines are believed dead after this long without a heartbeat.
+STALE_S = 60.0
+
+
+class LockHeld(Exception):
+    """Another live process holds the lock; `owner` says which."""
+
+    def __init__(self, owner: dict[str, Any]) -> None:
+        super().__init__(describe(owner))
+        self.owner = owner
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # not Linux
+        return str(int(psutil.boot_time()))
+
+
+def _me() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "boot_id": _boot_id(),
+        "pid": os.getpid(),
+        "started": psutil.Process().create_time(),
+        "job_id": os.environ.get("SLURM_JOB_ID"),
+        "token": uuid.uuid4().hex,
+    }
+
+
+def describe(owner: dict[str, Any]) -> str:
+    """The owner in words."""
+    job = f", job {owner['job_id']}" if owner.get("job_id") else ""
+    return f"process {owner.get('pid', '?')} on {owner.get('host', '?')}{job}"
+
+
+def read_owner(path: Path) -> dict[str, Any] | None:
+    """Who holds the lock at `path`; None where there is none."""
+    try:
+        owner = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _heartbeat_age_s(path: Path) -> float:
+    """Seconds since the lock's heartbeat by the file system's own clock."""
+    probe = path.with_name(f".{path.name}.{uuid.uuid4().hex}.now")
+    try:
+        probe.touch()
+        return probe.stat().st_mtime - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+    except OSError:  # read-only here: this machine's clock will do
+        return time.time() - path.stat().st_mtime
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+
+
+def is_alive(path: Path, owner: dict[str, Any]) -> bool:
+    """Whether the lock's owner still runs."""
+    mine = _me()
+    if owner.get("host") == mine["host"] and owner.get("boot_id") == mine["boot_id"]:
+        try:
+            process = psutil.Process(int(owner["pid"]))
+            # A process id is used again: the start time tells them apart.
+            same = abs(process.create_time() - float(owner["started"])) < 1.0
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.AccessDenied:
+            return True
+        except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
+            return False
+    if owner.get("host") == mine["host"] and owner.get("boot_id"):
+        return False  # this machine was started again since
+    return _heartbeat_age_s(path) < STALE_S
+
+
+class Lock:
+    """Holds the lock of one run directory while the `with` block lasts.
+
+    Entering raises LockHeld when a live owner has it, and OSError when the
+    directory cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.owner = _me()
+        self._stop = threading.Event()
+        self._beat: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        while not self._create():
+            current = read_owner(self.path)
+            if current is None:
+                continue
+            requeued = current.get("job_id") and current["job_id"] == self.owner["job_id"]
+            same_node = current.get("host") == self.owner["host"]
+            if is_alive(self.path, current) and not (requeued and not same_node):
+                raise LockHeld(current)
+            self._remove_stale(current)
+        self._beat = threading.Thread(target=self._heartbeat, name="lock heartbeat", daemon=True)
+        self._beat.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._beat is not None:
+            self._beat.join()
+        current = read_owner(self.path)
+        if current is not None and current.get("token") == self.owner["token"]:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+    def _create(self) -> bool:
+        """Create the lock with its content in one step; False when there is one."""
+        temporary = self.path.with_name(f".{self.path.name}.{self.owner['token']}")
+        temporary.write_text(json.dumps(self.owner), encoding="utf-8")
+        try:
+            os.link(temporary, self.path)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        return True
+
+    def _remove_stale(self, stale: dict[str, Any]) -> None:
+        """Remove a dead owner's lock; only one of several contenders gets to do it."""
+        guard = self.path.with_name(f".{self.path.name}.takeover")
+        try:
+            os.close(os.open(guard, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            # Another contender is at it, or died at it long ago.
+            if _heartbeat_age_s(guard) > STALE_S:
+                guard.unlink(missing_ok=True)
+            time.sleep(0.02)
+            return
+        try:
+            if read_owner(self.path) == stale:
+                self.path.unlink(missing_ok=True)
+        finally:
+            guard.unlink(missing_ok=True)
+
+    def _heartbeat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_S):
+            with contextlib.suppress(OSError):
+                os.utime(self.path)

@@ -1,0 +1,140 @@
+"""Times of steps, by events on the device or a monotonic clock, read once an epoch."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+# Steps at the start of a run that no throughput figure counts when there is one epoch only.
+WARMUP_STEPS = 10
+
+
+def synchronize(devices: Sequence[torch.device]) -> None:
+    """Wait until the devices have done all that was asked of them."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()
+
+
+@dataclass
+class StepTimes:
+    """Milliseconds per step of one epoch: in all, waiting for the batch, preparing the input."""
+
+    step_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    wait_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    input_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+    @staticmethod
+    def joined(parts: "Sequence[StepTimes]") -> "StepTimes":
+        """The parts of one epoch as one."""
+        return StepTimes(
+            *(
+                np.concatenate([getattr(part, name) for part in parts] or [np.empty(0)])
+                for name in ("step_ms", "wait_ms", "input_ms")
+            )
+        )
+
+
+class StepClock:
+    """Marks three moments a step: the batch is there, the input is ready, the step is done.
+
+    On CUDA the marks are events on the current stream, so that a wait is one of the device, not
+    of the host that runs ahead of it; they are read in `epoch_times`, and nothing waits before.
+    """
+
+    def __init__(self, device: torch.device, enabled: bool = True) -> None:
+        self._cuda = device.type == "cuda"
+        self._enabled = enabled
+        self._events: list[torch.cuda.Event] = []
+        self._times: list[float] = []
+        self._marks = 0
+
+    def start_epoch(self) -> None:
+        """Begin an epoch, or go on in the middle of one."""
+        self._marks = 0
+        self._times.clear()
+        self._mark()
+
+    def batch_there(self) -> None:
+        """The batch has reached the device."""
+        self._mark()
+
+    def input_ready(self) -> None:
+        """Decoded, resized and normalised."""
+        self._mark()
+
+    def step_done(self) -> None:
+        """The update is done."""
+        self._mark()
+
+    def _mark(self) -> None:
+        if not self._enabled:
+            return
+        if not self._cuda:
+            self._times.append(time.perf_counter())
+            return
+        if self._marks == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))
+        self._events[self._marks].record()
+        self._marks += 1
+
+    def epoch_times(self) -> StepTimes:
+        """The epoch's times; call it after the devices were synchronised."""
+        if not self._enabled:
+            return StepTimes()
+        if self._cuda:
+            used = self._events[: self._marks]
+            gaps = [a.elapsed_time(b) for a, b in zip(used, used[1:], strict=False)]
+            intervals = np.array(gaps)
+        else:
+            intervals = np.diff(np.array(self._times)) * 1e3
+        parts = intervals.reshape(-1, 3)
+        return StepTimes(step_ms=parts.sum(axis=1), wait_ms=parts[:, 0], input_ms=parts[:, 1])
+
+
+def step_metrics(epochs: Sequence[StepTimes]) -> dict[str, float | None]:
+    """Percentiles of the step and shares of waiting and of input work, without the warm-up.
+
+    The warm-up is the first epoch, or the first steps where there is one epoch only.
+    """
+    counted = list(epochs[1:])
+    if not counted and epochs:
+        first = epochs[0]
+        counted = [
+            StepTimes(
+                first.step_ms[WARMUP_STEPS:],
+                first.wait_ms[WARMUP_STEPS:],
+                first.input_ms[WARMUP_STEPS:],
+            )
+        ]
+    steps = np.concatenate([item.step_ms for item in counted]) if counted else np.empty(0)
+    if not len(steps):
+        names = ("step_ms_p50", "step_ms_p95", "step_ms_p99", "data_wait_frac", "input_work_frac")
+        return dict.fromkeys(names)
+    total = float(steps.sum())
+    p50, p95, p99 = (float(value) for value in np.percentile(steps, (50, 95, 99)))
+    return {
+        "step_ms_p50": p50,
+        "step_ms_p95": p95,
+        "step_ms_p99": p99,
+        "data_wait_frac": float(sum(item.wait_ms.sum() for item in counted)) / total,
+        "input_work_frac": float(sum(item.input_ms.sum() for item in counted)) / total,
+    }
+
+
+def throughput(
+    images_per_epoch: int, epoch_times_s: Sequence[float], only_epoch: StepTimes, batch: int
+) -> float | None:
+    """Images per second without the first epoch; with one epoch, without its warm-up steps."""
+    if len(epoch_times_s) > 1:
+        seconds = math.fsum(epoch_times_s[1:])
+        return images_per_epoch * (len(epoch_times_s) - 1) / seconds if seconds > 0 else None
+    steady = only_epoch.step_ms[WARMUP_STEPS:]
+    seconds = float(steady.sum()) / 1e3
+    return batch * len(steady) / seconds if seconds > 0 else None

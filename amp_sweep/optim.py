@@ -1,0 +1,67 @@
+"""Optimizers and learning-rate schedules."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LRScheduler,
+    ReduceLROnPlateau,
+)
+
+from amp_sweep.config import OptimizerConfig, SchedulerConfig
+
+# Fused kernels take the gradient scale as a tensor: the scaler then never waits for the device.
+FUSED = ("cuda", "cpu")
+
+
+def build_optimizer(
+    parameters: Iterable[nn.Parameter], config: OptimizerConfig, device_type: str
+) -> torch.optim.Optimizer:
+    """The optimizer of `config` over `parameters`, fused where there is a fused kernel."""
+    fused = device_type in FUSED
+    if config.name == "adamw":
+        return torch.optim.AdamW(
+            parameters,
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=fused,
+        )
+    return torch.optim.SGD(
+        parameters,
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        nesterov=config.nesterov,
+        fused=fused,
+    )
+
+
+def build_scheduler(
+    optimizer: torch.optim.Optimizer, config: SchedulerConfig, epochs: int
+) -> LRScheduler:
+    """The schedule of `config`, stepped once an epoch."""
+    if config.name == "plateau":
+        return ReduceLROnPlateau(
+            optimizer, factor=config.factor, patience=config.patience, min_lr=config.min_lr
+        )
+    if config.name == "cosine":
+        return CosineAnnealingLR(optimizer, T_max=epochs, eta_min=config.min_lr)
+    return LambdaLR(optimizer, lambda _epoch: 1.0)
+
+
+def step_scheduler(scheduler: LRScheduler, loss: float) -> None:
+    """Advance by one epoch; `loss` is the same on every rank, so every rank decides alike."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        scheduler.step(loss)
+    else:
+        scheduler.step()
+
+
+def current_lr(optimizer: torch.optim.Optimizer) -> float:
+    """The learning rate now in force."""
+    return float(optimizer.param_groups[0]["lr"])

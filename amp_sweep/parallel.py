@@ -1,0 +1,193 @@
+"""How devices share a batch: the plan, the wrapping, and what ranks tell one another."""
+
+import datetime
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from amp_sweep.config import ParallelConfig
+
+# How long a rank that is told to stop waits for the others to say where they are.
+STOP_TIMEOUT_S = 5.0
+
+
+class PlanError(Exception):
+    """The batch cannot be shared as asked on these devices; the message is for a person."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who computes what: processes, replicas and the batches they get."""
+
+    device_type: str
+    world_size: int  # processes
+    replicas: int  # devices that hold the model; world_size for ddp
+    backend: str | None  # of the process group; None without one
+    global_batch: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rank_batch(self) -> int:
+        """Images per process and step."""
+        return self.global_batch // self.world_size
+
+    @property
+    def device_batch(self) -> int:
+        """Images per device and step."""
+        return self.global_batch // self.replicas
+
+
+def _auto_devices(batch: int, batch_mode: str, visible: int) -> int:
+    """The largest number of visible devices that the batch divides into."""
+    if batch_mode == "per_device":
+        return visible
+    return next(count for count in range(visible, 0, -1) if batch % count == 0)
+
+
+def make_plan(
+    config: ParallelConfig, batch_size: int, batch_mode: str, device_type: str, visible: int
+) -> Plan:
+    """The plan for one cell on a machine with `visible` devices. Raises PlanError."""
+    notes: list[str] = []
+    if config.name == "none":
+        devices = 1
+    elif isinstance(config.devices, int):
+        devices = config.devices
+    elif device_type == "cuda":
+        devices = _auto_devices(batch_size, batch_mode, visible)
+    else:
+        devices = 2 if config.name == "ddp" else 1
+    global_batch = batch_size * devices if batch_mode == "per_device" else batch_size
+    if global_batch % devices:
+        raise PlanError(
+            f"data.batch_size={batch_size} is the global batch and does not divide by {devices} "
+            f"devices (parallel={config.name}); choose a multiple of {devices} or parallel.devices"
+        )
+    if config.name == "dp" and devices == 1:
+        notes.append("no effect here: dp without two GPUs is the plain module")
+    if config.name == "ddp" and devices == 1:
+        notes.append("no effect here: ddp has one process")
+    backend = None
+    if config.name == "ddp":
+        backend = config.backend
+        if backend == "auto":
+            backend = "nccl" if device_type == "cuda" else "gloo"
+    return Plan(
+        device_type=device_type,
+        world_size=devices if config.name == "ddp" else 1,
+        replicas=devices,
+        backend=backend,
+        global_batch=global_batch,
+        notes=tuple(notes),
+    )
+
+
+def rank_devices(plan: Plan, local_rank: int) -> list[torch.device]:
+    """The devices of one process: the k-th visible one, or all replicas' for dp."""
+    if plan.device_type != "cuda":
+        return [torch.device(plan.device_type)]
+    if plan.world_size > 1:
+        return [torch.device("cuda", local_rank)]
+    return [torch.device("cuda", index) for index in range(plan.replicas)]
+
+
+def seed_dropout(devices: list[torch.device], seed: int) -> None:
+    """Seed what draws dropout masks: differently on each device of a dp process."""
+    torch.manual_seed(seed)
+    for offset, device in enumerate(devices):
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index].manual_seed(seed + offset)
+
+
+def wrap(
+    module: nn.Module, name: str, devices: list[torch.device], *, sync_batch_norm: bool = False
+) -> nn.Module:
+    """`module`, already on its first device, under the parallelism `name`."""
+    if name == "ddp":
+        if sync_batch_norm and devices[0].type == "cuda":
+            module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        return DistributedDataParallel(
+            module,
+            device_ids=devices if devices[0].type == "cuda" else None,
+            gradient_as_bucket_view=True,
+        )
+    if name == "dp" and len(devices) > 1:
+        return DataParallel(module, device_ids=devices)
+    return module
+
+
+class Ranks:
+    """This process among the ranks of its cell, and what they agree on.
+
+    With one process every method answers for it alone. Collectives must be called by all.
+    """
+
+    def __init__(self, rank: int, local_rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.world_size = world_size
+        self._store: dist.Store | None = None
+
+    def join(self, backend: str, host: str, port: int, timeout_s: float) -> None:
+        """Join the process group by the launcher's store at `host:port`."""
+        timeout = datetime.timedelta(seconds=timeout_s)
+        if host == "127.0.0.1":  # one machine: nothing of ours listens beyond it
+            loopback = "lo0" if sys.platform == "darwin" else "lo"
+            os.environ["GLOO_SOCKET_IFNAME"] = loopback
+            os.environ["NCCL_SOCKET_IFNAME"] = loopback
+        store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
+        self._store = dist.PrefixStore("amp_sweep", store)
+        device = torch.device("cuda", self.local_rank) if backend == "nccl" else None
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", store),
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timeout,
+            device_id=device,
+        )
+
+    def leave(self) -> None:
+        """Leave the process group."""
+        if self._store is not None:
+            dist.destroy_process_group()
+            self._store = None
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self._store is not None:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's picklable `value`, in the order of ranks, on every rank."""
+        if self._store is None:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def share_buffers(self, module: nn.Module) -> None:
+        """Give every rank rank 0's buffers (batch norm's running figures)."""
+        if self._store is not None:
+            for buffer in module.buffers():
+                dist.broadcast(buffer, src=0)
+
+    def agree_on_stop(self, step: int) -> int:
+        """The step before which all ranks stop: the furthest that any has begun.
+
+        Every rank that is told to stop calls this with the step it would do next; those
+        behind then train on until that step. Raises RuntimeError when a rank does not answer.
+        """
+        if self._store is None:
+            return step
+        self._store.set(f"stop/{self.rank}", str(step))
+        keys = [f"stop/{rank}" for rank in range(self.world_size)]
+        self._store.wait(keys, datetime.timedelta(seconds=STOP_TIMEOUT_S))
+        return max(int(self._store.get(key)) for key in keys)

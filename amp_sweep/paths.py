@@ -1,0 +1,98 @@
+"""Every file name in a sweep and in a run directory: nothing else builds such a path."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+RECORD_NAME = "record.json"
+TABLES_NAME = "tables"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one run, under its directory `root`."""
+
+    root: Path
+
+    @property
+    def record(self) -> Path:
+        """The only truth about the run (see `record.py`)."""
+        return self.root / RECORD_NAME
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration; every rank reads this file."""
+        return self.root / "config.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        """The command-line overrides of this cell."""
+        return self.root / "overrides.yaml"
+
+    @property
+    def epochs(self) -> Path:
+        """A row per finished epoch, for spreadsheets."""
+        return self.root / "epochs.csv"
+
+    @property
+    def steps(self) -> Path:
+        """A row per logged step: the loss over all ranks and the lr."""
+        return self.root / "steps.csv"
+
+    @property
+    def lock(self) -> Path:
+        """Exists while a process trains this cell."""
+        return self.root / "lock"
+
+    @property
+    def progress(self) -> Path:
+        """Where rank 0 is now; exists while the run lasts."""
+        return self.root / "progress.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files."""
+        return self.root / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
+    def last_checkpoint(self) -> Path:
+        """The newest full training state; removed when the run completes."""
+        return self.checkpoints / "last.pt"
+
+    @property
+    def previous_checkpoint(self) -> Path:
+        """The full training state before the newest one."""
+        return self.checkpoints / "previous.pt"
+
+    @property
+    def final_weights(self) -> Path:
+        """Weights at the end of training."""
+        return self.checkpoints / "final.pt"
+
+    @property
+    def best_weights(self) -> Path:
+        """Weights of the epoch with the best test accuracy so far."""
+        return self.checkpoints / "best.pt"
+
+    def epoch_weights(self, epoch: int) -> Path:
+        """Weights after `epoch` (counted from 1), kept with `checkpoint.every_epoch`."""
+        return self.checkpoints / f"epoch-{epoch:03d}.pt"
+
+    def log(self, rank: int) -> Path:
+        """Log of one rank."""
+        return self.root / ("train.log" if rank == 0 else f"rank{rank}.log")
+
+    def ending(self, rank: int) -> Path:
+        """How one rank ended (see `worker.py`); gone once the launcher has read it."""
+        return self.root / f"rank{rank}.ending.json"
+
+
+def find_records(sweep: Path) -> list[Path]:
+    """Record files of a sweep directory, or of a single run directory, sorted by path."""
+    if (sweep / RECORD_NAME).is_file():
+        return [sweep / RECORD_NAME]
+    return sorted(sweep.glob(f"*/{RECORD_NAME}"))

@@ -1,0 +1,191 @@
+"""The run record: the only truth about a run. No torch here.
+
+One JSON file a run, written atomically for every ending. Units are in the names
+(`_s` seconds, `_ms` milliseconds, `_mib` 2**20 bytes, `_frac` a share of 1). A
+figure that could not be had is null, with the reason in `notes`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import tempfile
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+PENDING = "pending"
+RUNNING = "running"
+COMPLETED = "completed"
+INTERRUPTED = "interrupted"
+TIMEOUT = "timeout"
+FAILED = "failed"
+OOM = "oom"
+INVALID = "invalid"
+DIVERGED = "diverged"
+
+STATUSES = (
+    PENDING,
+    RUNNING,
+    COMPLETED,
+    INTERRUPTED,
+    TIMEOUT,
+    FAILED,
+    OOM,
+    INVALID,
+    DIVERGED,
+)
+
+# What the same command does again.
+RESUMED_AGAIN = frozenset({RUNNING, INTERRUPTED, TIMEOUT, FAILED})
+STARTED_AGAIN = frozenset({PENDING, OOM, INVALID})
+KEPT = frozenset({COMPLETED, DIVERGED})
+
+# A record is some kilobytes; a file beyond this is not one of ours.
+MAX_BYTES = 64 * 2**20
+
+
+class RecordError(Exception):
+    """A record file that cannot be used, with its path and the reason in words."""
+
+
+@dataclass
+class Record:
+    """One run, as DESIGN's record schema names it; `metrics` and `effective` stay open maps."""
+
+    name: str
+    fingerprint: str
+    status: str
+    cell: dict[str, Any]
+    overrides: list[str]
+    config: dict[str, Any]
+    effective: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    environment: dict[str, Any] = field(default_factory=dict)
+    segments: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+    schema_version: int = SCHEMA_VERSION
+
+    def note(self, text: str) -> None:
+        """Add a remark once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _finite(value: Any, at: str, lost: list[str]) -> Any:
+    """`value` with non-finite floats as None; their places are added to `lost`."""
+    if isinstance(value, float) and not math.isfinite(value):
+        lost.append(f"{at} was {value}")
+        return None
+    if isinstance(value, dict):
+        return {str(k): _finite(v, f"{at}.{k}" if at else str(k), lost) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item, f"{at}[{i}]", lost) for i, item in enumerate(value)]
+    return value
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace `path` by `text`: a reader sees the old or the new file, never a part.
+
+    Raises OSError when the folder cannot be written.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def write(path: Path, record: Record) -> None:
+    """Write the record as strict JSON. Raises OSError."""
+    lost: list[str] = []
+    values = _finite(dataclasses.asdict(record), "", lost)
+    for text in lost:
+        if text not in values["notes"]:
+            values["notes"].append(text)
+    ordered = {"schema_version": values.pop("schema_version"), **values}
+    write_atomic(path, json.dumps(ordered, indent=1, allow_nan=False) + "\n")
+
+
+def _reject_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not valid JSON")
+
+
+def _check_types(values: dict[str, Any], path: Path) -> None:
+    hints = typing.get_type_hints(Record)
+    for item in dataclasses.fields(Record):
+        required = (
+            item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        )
+        if item.name not in values:
+            if required:
+                raise RecordError(f"{path}: no field {item.name!r}")
+            continue
+        hint = hints[item.name]
+        allowed = tuple(
+            typing.get_origin(kind) or kind for kind in (typing.get_args(hint) or (hint,))
+        )
+        if typing.get_origin(hint) in (dict, list):
+            allowed = (typing.get_origin(hint),)
+        if not isinstance(values[item.name], allowed) or isinstance(values[item.name], bool):
+            kind = type(values[item.name]).__name__
+            raise RecordError(f"{path}: field {item.name!r} has type {kind}")
+    for listed in ("epochs", "segments"):
+        if not all(isinstance(item, dict) for item in values.get(listed, [])):
+            raise RecordError(f"{path}: {listed!r} must hold objects")
+
+
+def read(path: Path) -> Record:
+    """Read a record. Raises RecordError with path and reason; never anything else.
+
+    Fields that this version does not know are ignored; a newer schema version is refused.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RecordError(f"{path}: larger than {MAX_BYTES // 2**20} MiB")
+        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_reject_constant)
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path}: not a record ({error})") from error
+    if not isinstance(values, dict):
+        raise RecordError(f"{path}: not a record (no JSON object)")
+    version = values.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise RecordError(f"{path}: no schema_version")
+    if version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{path}: schema version {version}, this program reads up to {SCHEMA_VERSION}"
+        )
+    _check_types(values, path)
+    if values["status"] not in STATUSES:
+        raise RecordError(f"{path}: unknown status {values['status']!r}")
+    known = {item.name for item in dataclasses.fields(Record)}
+    return Record(**{key: value for key, value in values.items() if key in known})
+
+
+def read_if_there(path: Path) -> Record | None:
+    """The record, or None where there is no file. Raises RecordError for an unusable one."""
+    return read(path) if path.exists() else None
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: `6.2 s`, `1 m 05 s`, `2 h 03 m 04 s`."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours} h {minutes:02d} m {rest:02d} s" if hours else f"{minutes} m {rest:02d} s"

@@ -1,0 +1,47 @@
+"""Train one cell, or with -m a sweep of cells: `python -m amp_sweep.train`."""
+
+import sys
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from amp_sweep import config, forkserver
+
+
+class CellNotCompleted(Exception):
+    """For Hydra's own sweepers and launchers, which count exceptions."""
+
+
+def _task(composed: DictConfig) -> None:
+    forkserver.start()
+    from amp_sweep import sweep  # brings torch
+
+    hydra_config = HydraConfig.get()
+    alone = hydra_config.mode == RunMode.RUN
+    launcher = hydra_config.runtime.choices["hydra/launcher"]
+    if alone and launcher != "basic":
+        # Hydra would silently train on this machine.
+        sys.stderr.write(f"error: hydra/launcher={launcher} needs a multirun: add -m\n")
+        sys.exit(sweep.NOT_COMPLETED)
+    cell = sweep.Cell(config.resolve(composed), tuple(hydra_config.overrides.task))
+    code = sweep.run([cell])
+    if alone:
+        sys.exit(code)
+    if code:
+        raise CellNotCompleted(f"{cell.label}: see {cell.root}")
+
+
+def main() -> None:
+    """The entry point; Hydra runs once, in this process."""
+    if sys.platform == "win32":
+        sys.exit("error: native Windows is not supported; use WSL 2")
+    config.register()
+    hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="config")(
+        _task
+    )()
+
+
+if __name__ == "__main__":
+    main()

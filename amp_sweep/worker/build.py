@@ -1,0 +1,165 @@
+"""Build one rank's part of a cell, in a fixed and visible order."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from amp_sweep import config, data, engine, memory, models, optim, parallel, precision
+from amp_sweep.config import RunConfig
+from amp_sweep.hardware import cpu_name, usable_cores
+from amp_sweep.paths import RunPaths
+
+
+class Invalid(Exception):
+    """What would run, or did run, is not what was asked for."""
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """What the launcher hands to each rank; everything else is in the run directory."""
+
+    run_dir: str
+    prepared: str  # folder of the prepared data
+    plan: parallel.Plan
+    launched_at: float  # time.time() when the launcher began with the cell
+    local_world_size: int
+    host: str  # of the launcher's store
+    resume: bool
+
+
+@dataclass
+class Cell:
+    """One rank's view of its cell: everything built, nothing trained yet."""
+
+    config: RunConfig
+    paths: RunPaths
+    job: RankJob
+    ranks: parallel.Ranks
+    devices: list[torch.device]
+    threads: int
+    channels_last: bool
+    autocast_dtype: torch.dtype | None
+    prepared: data.Prepared
+    train: data.Split
+    test: data.Split
+    outputs: int  # logits of the network
+    network: nn.Module
+    loss: precision.ClassifierLoss  # unwrapped
+    trainer: engine.Trainer  # around the wrapped loss
+    scheduler: LRScheduler
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's first device."""
+        return self.devices[0]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch; the incomplete last batch is dropped."""
+        return self.prepared.train_count // self.job.plan.global_batch
+
+    def device_name(self, device: torch.device) -> str:
+        """The model name of one of this rank's devices."""
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+    @property
+    def eval_batch(self) -> int:
+        """Images per evaluation batch: the same in every cell."""
+        return self.config.data.eval_batch_size or self.config.data.batch_size
+
+
+def rank_seed(seed: int, rank: int) -> int:
+    """A seed for what ranks must draw differently (dropout), from the run's seed."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{rank}".encode()).digest()[:7], "big")
+
+
+def outputs_of(settings: RunConfig, classes: int) -> int:
+    """How many logits the network gives. Raises Invalid when they are fewer than the classes."""
+    outputs = classes if settings.model.outputs == "auto" else int(settings.model.outputs)
+    if outputs < classes:
+        raise Invalid(f"model.outputs={outputs}, and the data has {classes} classes")
+    return outputs
+
+
+def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
+    """Everything a rank trains with. Its weights are the same on every rank of every cell."""
+    settings = config.load(paths.config)
+    plan = job.plan
+
+    threads = max(1, usable_cores() // job.local_world_size)
+    torch.set_num_threads(threads)
+    # DataParallel starts threads anew at each step, and cudnn's benchmark remembers per thread.
+    torch.backends.cudnn.benchmark = settings.parallel.name != "dp"
+    precision.set_tf32(settings.precision.tf32)
+
+    devices = parallel.rank_devices(plan, ranks.local_rank)
+    if devices[0].type == "cuda":
+        torch.cuda.set_device(devices[0])
+    memory.reset_peaks(devices)
+    if plan.backend is not None:
+        port = int(os.environ["MASTER_PORT"])
+        ranks.join(plan.backend, job.host, port, settings.launch.stall_timeout_s)
+
+    channels_last = memory.use_channels_last(settings.memory.format, plan.device_type)
+    prepared = data.open_prepared(Path(job.prepared))
+    train, test = (
+        data.open_split(prepared, part, settings.data, devices[0], channels_last)
+        for part in ("train", "test")
+    )
+
+    outputs = outputs_of(settings, len(prepared.classes))
+    torch.manual_seed(settings.seed)
+    network = models.build(
+        settings.model.name,
+        outputs,
+        width=settings.model.width,
+        dropout=settings.model.dropout,
+    )
+    network = network.to(devices[0], memory_format=memory.memory_format(channels_last))
+    dtype = precision.autocast_dtype(
+        settings.precision.autocast, settings.precision.dtype, plan.device_type
+    )
+    loss = precision.ClassifierLoss(network, plan.device_type, dtype)
+    wrapped = parallel.wrap(
+        loss,
+        settings.parallel.name,
+        devices,
+        sync_batch_norm=settings.parallel.sync_batch_norm,
+    )
+    parameters = list(loss.parameters())
+    optimizer = optim.build_optimizer(parameters, settings.optimizer, plan.device_type)
+    scheduler = optim.build_scheduler(optimizer, settings.scheduler, settings.epochs)
+    scaler = precision.make_scaler(
+        settings.precision.scaler,
+        plan.device_type,
+        settings.precision.init_scale,
+        settings.precision.growth_interval,
+    )
+    if scaler.is_enabled() != settings.precision.scaler:
+        raise Invalid(f"the gradient scaler disabled itself on {plan.device_type}")
+    parallel.seed_dropout(devices, rank_seed(settings.seed, ranks.rank))
+    return Cell(
+        config=settings,
+        paths=paths,
+        job=job,
+        ranks=ranks,
+        devices=devices,
+        threads=threads,
+        channels_last=channels_last,
+        autocast_dtype=dtype,
+        prepared=prepared,
+        train=train,
+        test=test,
+        outputs=outputs,
+        network=network,
+        loss=loss,
+        trainer=engine.Trainer(
+            wrapped, parameters, optimizer, scaler, settings.optimizer.clip_norm
+        ),
+        scheduler=scheduler,
+    )

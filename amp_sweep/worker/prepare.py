@@ -1,0 +1,112 @@
+"""What must hold before a rank starts: devices known, data ready, network and images fit."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from amp_sweep import data, legality, models, parallel
+from amp_sweep.config import DataConfig, ModelConfig, RunConfig
+from amp_sweep.hardware import Hardware, bf16_slowdown, detect, environment
+from amp_sweep.worker.build import Invalid, outputs_of
+
+
+@dataclass
+class Preparation:
+    """What this machine says to each cell, in the order they were given."""
+
+    # Both by what `device` asks for.
+    hardware: dict[str, Hardware] = field(default_factory=dict)
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    prepared: list[str | None] = field(default_factory=list)  # folder of the data
+    plans: list[parallel.Plan | None] = field(default_factory=list)
+    invalid: list[str | None] = field(default_factory=list)  # why a cell cannot run here
+    problems: list[str] = field(default_factory=list)  # what refuses the whole sweep
+    bf16_slowdown: float | None = None  # against float32, where the CPU has it not natively
+
+
+def prepare(
+    cells: Sequence[RunConfig], devices: Iterable[str], progress: Callable[[str, int, int], None]
+) -> Preparation:
+    """Look at the devices, make the data ready once, and check that everything fits.
+
+    `devices` are all requests to look at (`auto`, `cpu`, ...), those of `cells` among them.
+    `progress(what, done, total)` is called during long work. Runs in a process of its own.
+    """
+    result = Preparation()
+    for device in devices:
+        result.hardware[device] = detect(device)
+        result.environments[device] = environment(result.hardware[device])
+    if any(settings.precision.autocast for settings in cells) and any(
+        item.device_type == "cpu" and item.native_bf16 is False for item in result.hardware.values()
+    ):
+        result.bf16_slowdown = bf16_slowdown()
+    opened: dict[DataConfig, data.Prepared | None] = {}
+    fits: set[tuple[ModelConfig, int, int]] = set()
+    for settings in cells:
+        hardware = result.hardware[settings.device]
+        reason, plan = _plan(settings, hardware, result.problems)
+        result.invalid.append(reason)
+        result.plans.append(plan)
+        if settings.data not in opened:
+            opened[settings.data] = None
+            try:
+                opened[settings.data] = data.prepare(settings.data, progress)
+            except data.DataError as error:
+                result.problems.append(str(error))
+        prepared = opened[settings.data]
+        result.prepared.append(str(prepared.folder) if prepared else None)
+        if prepared is None:
+            continue
+        _check_batch(settings, plan, prepared.train_count, result.problems)
+        key = (settings.model, settings.data.image_size, len(prepared.classes))
+        if key not in fits:
+            fits.add(key)
+            _check_network(settings, len(prepared.classes), result.problems)
+    return result
+
+
+def _plan(
+    settings: RunConfig, hardware: Hardware, problems: list[str]
+) -> tuple[str | None, parallel.Plan | None]:
+    reason = legality.impossible_here(
+        settings,
+        device_type=hardware.device_type,
+        visible_devices=len(hardware.device_names),
+        native_bf16=hardware.native_bf16,
+    )
+    if reason is not None:
+        return reason, None
+    try:
+        plan = parallel.make_plan(
+            settings.parallel,
+            settings.data.batch_size,
+            settings.data.batch_mode,
+            hardware.device_type,
+            len(hardware.device_names),
+        )
+    except parallel.PlanError as error:
+        problems.append(str(error))
+        return None, None
+    return None, plan
+
+
+def _check_batch(
+    settings: RunConfig, plan: parallel.Plan | None, images: int, problems: list[str]
+) -> None:
+    batch = plan.global_batch if plan else settings.data.batch_size
+    if batch > images:
+        problem = f"data.batch_size: a global batch of {batch} exceeds the {images} training images"
+        if problem not in problems:
+            problems.append(problem)
+
+
+def _check_network(settings: RunConfig, classes: int, problems: list[str]) -> None:
+    try:
+        models.check_image_size(
+            settings.model.name,
+            settings.data.image_size,
+            width=settings.model.width,
+            outputs=outputs_of(settings, classes),
+        )
+    except (models.ModelError, Invalid) as error:
+        problems.append(str(error))

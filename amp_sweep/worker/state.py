@@ -1,0 +1,132 @@
+"""Where training is, and the checkpoints that bring it back."""
+
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from amp_sweep import checkpoint, config, data, optim
+from amp_sweep.worker.build import Cell
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """All that a checkpoint must bring back besides tensors and generators."""
+
+    epoch: int = 0  # epochs done
+    step: int = 0  # steps done in the epoch under way
+    epochs: list[dict[str, Any]] = field(default_factory=list)  # a row per epoch done
+    losses: list[float] = field(default_factory=list)  # of the epoch under way, over all ranks
+    scales: list[float] = field(default_factory=list)  # likewise, after each step
+    epoch_time_s: float = 0.0  # training time of the epoch under way
+    best_accuracy: float | None = None
+    scale: float = 1.0  # before the next step
+    skipped_steps: int = 0
+    nonfinite_run: int = 0  # non-finite losses in a row, up to now
+
+
+def _generators(cell: Cell) -> dict[str, Any]:
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": [
+            torch.cuda.get_rng_state(device) for device in cell.devices if device.type == "cuda"
+        ],
+    }
+
+
+def _restore_generators(cell: Cell, states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["cpu"])
+    cuda = [device for device in cell.devices if device.type == "cuda"]
+    for device, state in zip(cuda, states["cuda"], strict=True):
+        torch.cuda.set_rng_state(state, device)
+
+
+def save_state(cell: Cell, progress: Progress) -> None:
+    """Save everything needed to go on; all ranks call it, rank 0 writes."""
+    generators = cell.ranks.gather(_generators(cell))
+    if cell.ranks.rank != 0:
+        return
+    trainer = cell.trainer
+    state = {
+        "fingerprint": config.fingerprint(cell.config),
+        "world_size": cell.ranks.world_size,
+        "device_type": cell.device.type,
+        "weights": cell.network.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "scheduler": cell.scheduler.state_dict(),
+        "scaler": trainer.scaler.state_dict(),
+        "generators": generators,
+        "progress": asdict(progress),
+    }
+    checkpoint.save(cell.paths.last_checkpoint, state, cell.paths.previous_checkpoint)
+    log.info("saved training state: epoch %d, step %d", progress.epoch, progress.step)
+
+
+def save_weights(cell: Cell, path_name: str, progress: Progress) -> None:
+    """Save the unwrapped network's weights as rank 0; they load under any parallelism."""
+    if cell.ranks.rank != 0:
+        return
+    path = {
+        "final": cell.paths.final_weights,
+        "best": cell.paths.best_weights,
+        "epoch": cell.paths.epoch_weights(progress.epoch),
+    }[path_name]
+    state = {
+        "fingerprint": config.fingerprint(cell.config),
+        "weights": cell.network.state_dict(),
+        "epoch": progress.epoch,
+    }
+    checkpoint.save(path, state)
+
+
+def _settle_buckets(cell: Cell) -> None:
+    """Let DDP rebuild its buckets, which it does after the first backward passes.
+
+    The order of summation changes with it: without this a resumed run of three or more ranks
+    sums in another order than the run that it continues.
+    """
+    order = data.epoch_order(cell.prepared.train_count, cell.config.seed, 0, False)
+    indices = data.rank_batches(
+        order, cell.job.plan.global_batch, cell.ranks.rank, cell.ranks.world_size
+    )[:1]
+    cell.trainer.loss.train()
+    for _ in range(2):
+        for raw in cell.train.batches(indices):
+            cell.trainer.loss(*cell.train.to_input(raw)).mean().backward()
+            cell.trainer.optimizer.zero_grad(set_to_none=True)
+
+
+def resume(cell: Cell) -> tuple[Progress, list[str]]:
+    """Bring the cell to its newest usable checkpoint; a fresh `Progress` where there is none.
+
+    The second value says what was wrong with checkpoints that were passed over.
+    """
+    candidates = [cell.paths.last_checkpoint, cell.paths.previous_checkpoint]
+    state, problems = checkpoint.load_newest(candidates, config.fingerprint(cell.config))
+    if state is None:
+        return Progress(), problems
+    here = (cell.ranks.world_size, cell.device.type)
+    if (state["world_size"], state["device_type"]) != here:
+        problems.append(
+            f"started over: the checkpoint is from {state['world_size']} rank(s) on "
+            f"{state['device_type']}, this is {here[0]} on {here[1]}"
+        )
+        return Progress(), problems
+    if cell.ranks.world_size > 1:
+        _settle_buckets(cell)
+    cell.network.load_state_dict(state["weights"])
+    cell.trainer.optimizer.load_state_dict(state["optimizer"])
+    cell.scheduler.load_state_dict(state["scheduler"])
+    cell.trainer.scaler.load_state_dict(state["scaler"])
+    _restore_generators(cell, state["generators"][cell.ranks.rank])
+    progress = Progress(**state["progress"])
+    log.info(
+        "resumed at epoch %d, step %d, lr %g",
+        progress.epoch,
+        progress.step,
+        optim.current_lr(cell.trainer.optimizer),
+    )
+    return progress, problems

@@ -1,0 +1,1 @@
+"""From the records of sweeps to tables: `load -> compare -> report`."""

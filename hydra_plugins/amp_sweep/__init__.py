@@ -1,0 +1,1 @@
+"""Adapters through which Hydra hands a multirun over to amp_sweep."""
