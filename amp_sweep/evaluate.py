@@ -67,7 +67,7 @@ def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
     except (RuntimeError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise EvaluationError(f"{weights}: does not fit the network ({reason})") from error
-    network = network.to(device, memory_format=memory.memory_format(channels_last))
+    network = network.to(device).to(memory_format=memory.memory_format(channels_last))
     dtype = precision.autocast_dtype(
         settings.precision.autocast, settings.precision.dtype, device.type
     )

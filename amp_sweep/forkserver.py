@@ -7,7 +7,7 @@ import multiprocessing
 from multiprocessing import forkserver
 
 PRELOAD = (
-    "amp_sweep.train",  # a forked process runs the main module again
+    "hydra",  # a forked process runs the main module again, which imports it
     "amp_sweep.worker",
     "torch.distributed.elastic.multiprocessing.api",
     "torch.utils.tensorboard",

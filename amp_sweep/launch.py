@@ -116,7 +116,7 @@ def _register_loopback() -> None:
     Its own stores listen on all interfaces; this one listens on the loopback only, on a port
     that the system chose.
     """
-    from torch.distributed import PrefixStore, Store, TCPStore
+    from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
     from torch.distributed.elastic.rendezvous import (
         RendezvousHandler,
         RendezvousInfo,

@@ -1,5 +1,6 @@
 """Times of steps, by events on the device or a monotonic clock, read once an epoch."""
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -90,7 +91,7 @@ class StepClock:
             return StepTimes()
         if self._cuda:
             used = self._events[: self._marks]
-            gaps = [a.elapsed_time(b) for a, b in zip(used, used[1:], strict=False)]
+            gaps = [a.elapsed_time(b) for a, b in itertools.pairwise(used)]
             intervals = np.array(gaps)
         else:
             intervals = np.diff(np.array(self._times)) * 1e3

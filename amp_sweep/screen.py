@@ -110,9 +110,10 @@ class Screen:
             self._last_line = time.monotonic()
             all_left = self._sweep_left(left)
             more = f", {left_words(all_left)} in all" if all_left is not None else ""
+            epoch = min(values["epoch"] + 1, values["epochs"])
             self.say(
                 f"[{self._ended + 1}/{self._total}] {self._name}: "
-                f"epoch {min(values['epoch'] + 1, values['epochs'])}/{values['epochs']}, {note}{more}"
+                f"epoch {epoch}/{values['epochs']}, {note}{more}"
             )
 
     def _sweep_left(self, cell_left_s: float | None) -> float | None:

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point; 0 when every cell is completed."""
     parser = argparse.ArgumentParser(
         prog="amp-sweep-status",
-        description="Every cell of a sweep: pending, running, done, failed.",
+        description="Each cell of a sweep: pending, running, done, failed.",
     )
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="outputs/NAME")
     options = parser.parse_args(arguments)

@@ -191,6 +191,11 @@ def items(text: str | None) -> list[str]:
     return [item for item in (text or "").split(SEPARATOR) if item]
 
 
+def runs(number: int) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} run" if number == 1 else f"{number} runs"
+
+
 def clean(text: str) -> str:
     """One line of printable text that any file and terminal can hold.
 

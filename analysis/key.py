@@ -26,7 +26,7 @@ AS_WRITTEN = "article_as_written"
 DETERMINED = ("data.shuffle", "data.workers")
 BY_PARALLELISM = "by parallelism"
 
-HARDWARE = ("device_type", "device", "torch", "cuda")
+HARDWARE = ("device_type", "device_name", "torch", "cuda")
 
 Row = dict[str, Any]
 Key = dict[str, str | None]
@@ -92,7 +92,7 @@ def _own_hardware(row: Row) -> Key:
         device = row["cpu"] or device
     return {
         "device_type": row["device_type"],
-        "device": device,
+        "device_name": device,
         "torch": row["torch"],
         "cuda": row["cuda"],
     }

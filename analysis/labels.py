@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis import key
+from analysis.columns import runs
 
 Row = dict[str, Any]
 
@@ -31,11 +32,12 @@ def variants(rows: Sequence[Row]) -> list[tuple[str, str]]:
     }
     sections["parallel"] += [f"config.{name}" for name in key.DETERMINED]
     parallel, precision = (_labels(rows, axis, sections[axis]) for axis in key.COMPARED)
-    counts: dict[str, set[int]] = defaultdict(set)
-    for label, row in zip(parallel, rows, strict=True):
-        counts[label] |= {row["devices"]} - {None}
+    counts: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for *at, row in zip(parallel, precision, rows, strict=True):
+        counts[at[0], at[1]] |= {row["devices"]} - {None}
+    mixed = {label for (label, _), found in counts.items() if len(found) > 1}
     parallel = [
-        f"{label} on {row['devices']}" if len(counts[label]) > 1 and row["devices"] else label
+        f"{label} on {row['devices']}" if label in mixed and row["devices"] else label
         for label, row in zip(parallel, rows, strict=True)
     ]
     return list(zip(parallel, precision, strict=True))
@@ -86,7 +88,7 @@ def what(rows: Sequence[Row]) -> dict[str, str]:
 
 def title(trained: dict[str, str], apart: dict[str, str]) -> str:
     """One line that names a table, from `what` and `told_apart`."""
-    implied = {"device_type"} if "device" in apart else set()
+    implied = {"device_type"} if "device_name" in apart else set()
     implied |= {name for name in key.HARDWARE if apart.get(name) == "null"}
     told = [
         f"{name}={value}"
@@ -119,7 +121,7 @@ def _batch(found: key.Key) -> str:
 def hardware(found: key.Key, rows: Sequence[Row]) -> str:
     """Where the runs of a table were made, and with which versions."""
     told = [
-        (found.get("device"), "{}"),
+        (found.get("device_name"), "{}"),
         (found.get("torch"), "torch {}"),
         (found.get("cuda"), "CUDA {}"),
     ]
@@ -134,7 +136,7 @@ def differing(rows: Sequence[Row]) -> list[str]:
     """Warnings: what should be the same for all runs that one looks at, and is not."""
     where = key.hardware(rows)
     columns: dict[str, list[Any]] = {
-        "device": [found["device"] for found in where],
+        "device": [found["device_name"] for found in where],
         "torch": [row["torch"] for row in rows],
         "CUDA": [row["cuda"] for row in rows],
         "driver": [row["driver"] for row in rows],
@@ -145,9 +147,9 @@ def differing(rows: Sequence[Row]) -> list[str]:
     for words, values in columns.items():
         counts = Counter(str(value) for value in values if value is not None)
         if len(counts) > 1:
-            told = ", ".join(f"{value} ({n} runs)" for value, n in counts.most_common())
+            told = ", ".join(f"{value} ({runs(n)})" for value, n in counts.most_common())
             warnings.append(f"{words} differs between the runs: {told}")
     if dirty := sum(row["git_dirty"] is True for row in rows):
         known = sum(row["git_dirty"] is not None for row in rows)
-        warnings.append(f"uncommitted changes in the code of {dirty} of {known} runs")
+        warnings.append(f"uncommitted changes in the code of {dirty} of {runs(known)}")
     return warnings

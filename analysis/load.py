@@ -28,6 +28,7 @@ from analysis.columns import (
     items,
     typed,
 )
+from analysis.columns import runs as counted
 
 # Overrides that say how a sweep is run and never what is measured.
 NO_AXIS = frozenset({"name", "outputs", "force", "plan", "launch", "hydra"})
@@ -63,7 +64,7 @@ def load(*dirs: Path) -> tuple[pd.DataFrame, list[str]]:
     rows = _newest(rows, finished, problems)
     versions = Counter(row["schema_version"] for row in rows)
     if len(versions) > 1:
-        found = ", ".join(f"{version} ({n} runs)" for version, n in sorted(versions.items()))
+        found = ", ".join(f"{version} ({counted(n)})" for version, n in sorted(versions.items()))
         problems.append(f"records of different schema versions stand together: {found}")
     return _frame(rows, columns), problems
 
@@ -183,9 +184,9 @@ def _newest(rows: list[Row], finished: list[float], problems: list[str]) -> list
         kept.add(max(ranked)[2])
     if left_out := [row["run_dir"] for index, row in enumerate(rows) if index not in kept]:
         more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-        runs = "1 run is" if len(left_out) == 1 else f"{len(left_out)} runs are"
+        left = f"{counted(len(left_out))} {'is' if len(left_out) == 1 else 'are'} left out"
         problems.append(
-            f"{runs} left out, as the same settings have a completed or newer run on the "
+            f"{left}, as the same settings have a completed or newer run on the "
             f"same hardware: {', '.join(left_out[:3])}{more}"
         )
     return [row for index, row in enumerate(rows) if index in kept]

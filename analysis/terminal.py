@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.columns import Columns
-from rich.console import Console
+from rich.console import Console, JustifyMethod
+from rich.measure import Measurement
 from rich.table import Table as Drawn
 from rich.text import Text
 
@@ -17,7 +18,7 @@ from analysis.compare import Comparison, Table
 # Below this many columns a spread stands under its mean, and headings break.
 WIDE = 100
 PLAIN_WIDTH = 120
-BREAK = re.compile(r"(?<=[a-z])( |-)")
+BREAK = re.compile(r" |(?<=-)|(?=/)")  # where a heading may break
 
 STYLES = {
     **{s.upper(): "bold red" for s in (record.FAILED, record.OOM, record.DIVERGED)},
@@ -53,11 +54,14 @@ def _show_table(table: Table, to: Console) -> None:
     to.print()
     to.print(Text.assemble((table.title, "bold"), f": {texts.counted([table])}"))
     to.print(Text(f"{table.settings}\n{table.hardware}\n", style="dim"))
-    to.print(_drawn(texts.cells_grid(table), narrow))
+    drawn = _drawn(texts.cells_grid(table), narrow)
+    # Where it does not fit the terminal breaks the lines, and nothing is left out.
+    drawn.width = Measurement.get(to, to.options.update(width=1000), drawn).maximum
+    to.print(drawn, crop=False)
     to.print()
     if len(table.cells) > 1:
         grids = [_drawn(texts.matrix_grid(table, name), narrow) for name in texts.matrices(table)]
-        to.print(Columns(grids, padding=(1 if narrow else 0, 3)))
+        to.print(Columns(grids, padding=(1, 3)))
         to.print()
     if (grid := texts.article_grid(table)) is not None:
         to.print(_drawn(grid, narrow))
@@ -72,17 +76,13 @@ def _show_table(table: Table, to: Console) -> None:
 
 
 def _drawn(grid: texts.Grid, narrow: bool) -> Drawn:
-    gap = (
-        (0, 0) if narrow and grid.wide else (0, 1)
-    )  # beside the one column between that the box has
+    tight = narrow and grid.wide
+    gap = (0, 0) if tight else (0, 1)  # beside the one column between that the box has
     drawn = Drawn(box=box.SIMPLE_HEAD, pad_edge=False, padding=gap, show_edge=False)
     for index, heading in enumerate(grid.headings):
-        shown = BREAK.sub(r"\1\n", heading) if narrow and grid.wide else heading
-        left = index < grid.left
-        # Labels and times may break between words; no digit of a figure is ever cut off.
-        drawn.add_column(
-            Text(shown), justify="left" if left else "right", no_wrap=not left and heading != "time"
-        )
+        shown = BREAK.sub("\n", heading) if tight else heading
+        justify: JustifyMethod = "left" if index < grid.left else "right"
+        drawn.add_column(Text(shown), justify=justify, no_wrap=True)  # no digit is cut off
     for row in grid.rows:
         drawn.add_row(*(_entry(parts, narrow) for parts in row))
     return drawn

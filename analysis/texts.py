@@ -20,14 +20,16 @@ def matrices(table: Table) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """`0.42 s`, `6.2 s`, `1 m 05 s`, `1 h 02 m 05 s`."""
+    """`0.42 s`, `6.2 s`, `1 m 05 s`, `1 h 02 m`."""
     if seconds < 0.995:
         return f"{seconds:.2f} s"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, left = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} m {left:02d} s" if hours else f"{minutes} m {left:02d} s"
+    if minutes < 60:
+        return f"{minutes} m {left:02d} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} m"
 
 
 def quantity(value: float, like: float | None = None) -> str:
@@ -54,6 +56,12 @@ def status(cell: Cell) -> list[str]:
     known = [name for name in reversed(record.STATUSES) if cell.statuses[name]]
     parts = [f"{name.upper()} {cell.statuses[name]}," for name in known]
     return [*parts[:-1], parts[-1].rstrip(",")]
+
+
+def _label(label: str) -> list[str]:
+    """`[ddp]`, or `[ddp, (devices=2)]` where variants are told apart."""
+    name, _, variant = label.partition(" (")
+    return [name, f"({variant}"] if variant else [name]
 
 
 def figures(table: Table, cell: Cell) -> dict[str, list[str]]:
@@ -98,7 +106,7 @@ def cells_grid(table: Table) -> Grid:
     rows = []
     for cell in table.cells.values():
         n = str(cell.runs) if cell.completed == cell.runs else f"{cell.completed}/{cell.runs}"
-        row = [[cell.parallel], [cell.precision]]
+        row = [_label(cell.parallel), _label(cell.precision)]
         row += [[n if cell.runs else NOT_ASKED]] if repeats else []
         row.append([str(cell.devices) if cell.devices else NOT_ASKED if not cell.runs else ""])
         row += figures(table, cell).values()
@@ -115,7 +123,7 @@ def matrix_grid(table: Table, name: str) -> Grid:
     rows = []
     for p in table.parallels:
         found = [table.cells[p, q] for q in table.precisions]
-        rows.append([[p], *(status(cell) or figures(table, cell)[name] for cell in found)])
+        rows.append([_label(p), *(status(cell) or figures(table, cell)[name] for cell in found)])
     return Grid([name, *table.precisions], rows, left=1)
 
 
@@ -129,8 +137,8 @@ def article_grid(table: Table) -> Grid | None:
         minutes, accuracy = cell.published.minutes, cell.published.accuracy
         rows.append(
             [
-                [cell.parallel],
-                [cell.precision],
+                _label(cell.parallel),
+                _label(cell.precision),
                 ours["time"],
                 ["not given" if minutes is None else f"{minutes} min"],
                 ours["accuracy"],

@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from amp_sweep.data.prepared import DataError
 
@@ -47,11 +47,11 @@ def open_rgb(path: str) -> Image.Image:
         raise DataError(_bomb(path)) from error
     except OSError as error:
         # Pillow's message for an unknown format repeats the path; the system's has a reason.
-        unknown = isinstance(error, Image.UnidentifiedImageError)
+        unknown = isinstance(error, UnidentifiedImageError)
         reason = error.strerror or ("not an image that can be read" if unknown else error)
         raise DataError(f"{path}: {reason}") from error
     except _BROKEN as error:
-        raise DataError(f"{path}: broken image ({error})") from error
+        raise DataError(f"{path}: broken image ({type(error).__name__}: {error})") from error
 
 
 def _bomb(path: str) -> str:

@@ -225,4 +225,3 @@ def _decode_job(job: _Job) -> Tally:
     images = np.empty((len(job.paths), job.height, job.width, 3), np.uint8)
     decode_into(images, [f"{job.root}/{path}" for path in job.paths], job.resize_to)
     return absorb(images, job.start, job.target)
-

@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any, Protocol, Self
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -104,10 +104,10 @@ def open_images(prepared: Prepared, part: PartName) -> StoredImages | FileImages
     return StoredImages(prepared, part) if prepared.stored else FileImages(prepared, part)
 
 
-def fetch(images: Images, indices: torch.Tensor, pinned: bool) -> torch.Tensor:
-    """A batch as uint8 [n, height, width, channels] on the host."""
+def fetch(images: Images, indices: NDArray[np.int64], pinned: bool) -> torch.Tensor:
+    """A batch as uint8 [n, height, width, channels] on the host. Raises DataError."""
     batch = torch.empty((len(indices), *images.shape), dtype=torch.uint8, pin_memory=pinned)
-    images.fill(batch.numpy(), indices.numpy())
+    images.fill(batch.numpy(), indices)
     return batch
 
 
@@ -122,7 +122,7 @@ class RawBatches(Dataset[Batch]):
     def __init__(self, images: Images) -> None:
         self._images = images
 
-    def __getitem__(self, indices: torch.Tensor) -> Batch:
+    def __getitem__(self, indices: NDArray[np.int64]) -> Batch:
         try:
             return fetch(self._images, indices, pinned=False)
         except DataError as error:
@@ -155,11 +155,24 @@ class ArticleBatches(Dataset[Batch]):
             image.sub_(mean).div_(torch.tensor(self._std).view(-1, 1, 1))
         return image
 
-    def __getitem__(self, indices: torch.Tensor) -> Batch:
+    def __getitem__(self, indices: NDArray[np.int64]) -> Batch:
         try:
             return torch.stack([self._one(index) for index in indices.tolist()])
         except DataError as error:
             return error
+
+
+class _Plan:
+    """The sampler of a DataLoader whose batches differ from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self.batches: list[NDArray[np.int64]] = []
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
 
 
 class HostBatches:
@@ -169,11 +182,11 @@ class HostBatches:
     """
 
     def __init__(self, dataset: Dataset[Batch], workers: int, pinned: bool) -> None:
-        self._plan: list[torch.Tensor] = []
+        self._plan = _Plan()
         self._loader: DataLoader[Batch] | None = DataLoader(
             dataset,
             batch_size=None,
-            sampler=_Plan(self),
+            sampler=self._plan,
             num_workers=workers,
             pin_memory=pinned,
             multiprocessing_context="forkserver" if workers else None,
@@ -184,19 +197,15 @@ class HostBatches:
             # Else each process imports torch for itself, at two seconds of a core.
             multiprocessing.set_forkserver_preload(_PRELOADED)
 
-    @property
-    def plan(self) -> list[torch.Tensor]:
-        """Indices of the batches to come."""
-        return self._plan
-
-    def run(self, plan: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """The batches of `plan`, in order. Raises DataError."""
+    def run(self, batches: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """The batches with these indices, in order; one run at a time. Raises DataError."""
         if self._loader is None:
-            raise ValueError("these batches were closed")
-        self._plan = plan
+            raise ValueError("these batches are closed")
+        # NumPy: a tensor would go to the loader process through shared memory.
+        self._plan.batches = [indices.numpy() for indices in batches]
         with _signals_held():  # what starts here inherits it
-            batches = iter(self._loader)
-        for batch in batches:
+            made = iter(self._loader)
+        for batch in made:
             if isinstance(batch, DataError):
                 raise batch
             yield batch
@@ -204,25 +213,6 @@ class HostBatches:
     def close(self) -> None:
         """End the loader processes."""
         self._loader = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class _Plan:
-    """The sampler of a DataLoader whose batches differ from epoch to epoch."""
-
-    def __init__(self, batches: HostBatches) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self._batches.plan)
-
-    def __len__(self) -> int:
-        return len(self._batches.plan)
 
 
 @contextlib.contextmanager

@@ -20,9 +20,7 @@ _CHUNK = 256
 _ITEM = "(PIL image or numpy uint8 array [height, width] or [height, width, 1 or 3], int label)"
 
 
-def own(
-    name: str, root: str | None, train_images: int | None, test_images: int | None
-) -> Source:
+def own(name: str, root: str | None, train_images: int | None, test_images: int | None) -> Source:
     """The data set of `callable(root=..., train=True)` and `callable(root=..., train=False)`.
 
     Both are map-style: `len()` and `[index]`, whose items are (image, label), see `_ITEM`.
@@ -79,8 +77,9 @@ def _part(name: str, part: PartName, dataset: Any, wanted: int | None) -> Part:
                 _item(dataset[index], f"data.name={name}: {part} item {index}", resize_to)
                 for index in chosen[start : start + _CHUNK].tolist()
             ]
-            yield _stack([image for image, _ in items], name), np.array(
-                [label for _, label in items], dtype=np.int64
+            yield (
+                _stack([image for image, _ in items], name),
+                np.array([label for _, label in items], dtype=np.int64),
             )
 
     return Part(len(chosen), chunks)

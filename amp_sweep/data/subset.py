@@ -19,9 +19,7 @@ def choose(name: str, part: PartName, available: int, wanted: int | None) -> NDA
     if wanted is None:
         return np.arange(available, dtype=np.int64)
     if wanted > available:
-        raise DataError(
-            f"data.{part}_images={wanted}: data={name} has {available} {part} images"
-        )
+        raise DataError(f"data.{part}_images={wanted}: data={name} has {available} {part} images")
     if wanted < 1:
         raise DataError(f"data.{part}_images={wanted}: must be at least 1")
     order = np.random.Generator(np.random.PCG64(_SEED)).permutation(available)

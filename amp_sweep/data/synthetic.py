@@ -73,12 +73,11 @@ def _pattern(label: int, size: int) -> NDArray[np.float32]:
     spectrum = weights * np.exp(1j * phases)
     pattern = np.einsum("yf,fgc,xg->yxc", waves, spectrum, waves).real
     pattern -= pattern.mean(axis=(0, 1))
-    return (pattern / pattern.std(axis=(0, 1))).astype(np.float32)
+    pattern /= pattern.std(axis=(0, 1))
+    return np.asarray(pattern, dtype=np.float32)
 
 
-def _chunks(
-    part: PartName, count: int, classes: int, size: int
-) -> Iterator[tuple[Images, Labels]]:
+def _chunks(part: PartName, count: int, classes: int, size: int) -> Iterator[tuple[Images, Labels]]:
     patterns = np.stack([_pattern(label, size) for label in range(classes)])
     reach = size // 8
     # Its length depends on nothing but the images' size: a smaller set is a larger one's start.

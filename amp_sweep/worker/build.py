@@ -120,7 +120,7 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
         width=settings.model.width,
         dropout=settings.model.dropout,
     )
-    network = network.to(devices[0], memory_format=memory.memory_format(channels_last))
+    network = network.to(devices[0]).to(memory_format=memory.memory_format(channels_last))
     dtype = precision.autocast_dtype(
         settings.precision.autocast, settings.precision.dtype, plan.device_type
     )

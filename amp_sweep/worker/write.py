@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,7 @@ class Writer:
         }
         temporary = cell.paths.progress.with_suffix(".tmp")
         temporary.write_text(json.dumps(values), encoding="utf-8")
-        os.replace(temporary, cell.paths.progress)
+        temporary.replace(cell.paths.progress)
 
     def epoch(self, progress: Progress, lr: float) -> None:
         """Write the row of the epoch that just ended, and the steps that are logged."""
@@ -103,7 +102,7 @@ class Writer:
             current.epochs = progress.epochs
 
     def finish(self, progress: Progress, segment: dict[str, Any], ranks: list[Any]) -> None:
-        """Write the metrics; `segment` is what this process measured, `ranks` every rank's report."""
+        """Write the metrics: `segment` is what this process measured, `ranks` each rank's part."""
         if not self._active:
             return
         with self._record() as current:

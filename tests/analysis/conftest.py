@@ -83,6 +83,12 @@ def metrics_of(parallel: str, precision: str, seed: int, gpu: bool) -> dict[str,
 
 
 @pytest.fixture
+def article() -> dict[str, Any]:
+    """A run's settings that are the article's."""
+    return dict(ARTICLE)
+
+
+@pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
     """`make_run(parallel, precision, ...)` writes one run and returns its directory."""
 

@@ -1,0 +1,288 @@
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.compare import Comparison, Figure, Table, UnknownBaseline, compare
+from analysis.load import load
+
+Make = Callable[..., Path]
+
+
+def compared(*dirs: Path, baseline: tuple[str, str] | None = None) -> Comparison:
+    return compare(load(*dirs)[0], baseline)
+
+
+def only(comparison: Comparison) -> Table:
+    [table] = comparison.tables
+    return table
+
+
+def notes_of(table: Table, *at: str) -> list[str]:
+    cell = table.cells[at[0], at[1]]
+    return [table.footnotes[number - 1] for number in cell.footnotes]
+
+
+def test_speed_ups_are_ratios_of_images_per_s_to_none_fp32(make_matrix: Make) -> None:
+    table = only(compared(make_matrix()))
+    found = {at: cell.speedup for at, cell in table.cells.items()}
+    # The maker: dp takes twice, ddp half the time; autocast half, scaler three quarters.
+    assert found == {
+        (p, q): pytest.approx(1 / (a * b))
+        for p, a in (("none", 1.0), ("dp", 2.0), ("ddp", 0.5))
+        for q, b in (("fp32", 1.0), ("autocast", 0.5), ("scaler", 0.75))
+    }
+    assert table.parallels == ("none", "dp", "ddp")
+    assert table.precisions == ("fp32", "autocast", "scaler")
+    assert table.cells["ddp", "fp32"].devices == 2
+
+
+def test_the_baseline_can_be_chosen(make_matrix: Make) -> None:
+    table = only(compared(make_matrix(), baseline=("ddp", "autocast")))
+    assert table.cells["ddp", "autocast"].speedup == 1.0
+    assert table.cells["none", "fp32"].speedup == pytest.approx(0.25)
+
+
+def test_an_unknown_baseline_names_those_there_are(make_run: Make) -> None:
+    with pytest.raises(UnknownBaseline, match="no cell ddp,fp64; there are: none,fp32"):
+        compared(make_run(), baseline=("ddp", "fp64"))
+
+
+def test_only_completed_runs_give_figures(make_matrix: Make) -> None:
+    half_done: dict[str, Any] = {"status": "running", "metrics": {"images_per_s": 1e9}}
+    table = only(compared(make_matrix(but={("dp", "fp32"): half_done, ("ddp", "fp32"): None})))
+    running, absent = table.cells["dp", "fp32"], table.cells["ddp", "fp32"]
+    assert running.figures["images_per_s"].n == 0
+    assert (running.speedup, running.no_speedup) == (None, "not completed")
+    assert (absent.runs, absent.no_speedup) == (0, "not asked for")
+
+
+@pytest.mark.parametrize("but", [None, {"status": "oom"}, {"metrics": {"images_per_s": None}}])
+def test_without_the_baseline_there_is_no_speed_up_and_the_reason(
+    make_matrix: Make, but: dict[str, Any] | None
+) -> None:
+    table = only(compared(make_matrix(but={("none", "fp32"): but})))
+    assert all(cell.speedup is None for cell in table.cells.values())
+    reason = {
+        "None": "the baseline none x fp32 was not run with these settings",
+        "{'status': 'oom'}": "the baseline none x fp32 is OOM",
+    }.get(str(but), "the baseline none x fp32 has no images_per_s")
+    assert table.unrelated == reason
+    assert table.cells["ddp", "scaler"].no_speedup == reason
+
+
+def test_seeds_are_repeats_with_mean_and_sample_standard_deviation(make_matrix: Make) -> None:
+    for seed in (0, 1, 2):
+        sweep = make_matrix(seed=seed, metrics={"images_per_s": 1000.0 + seed**2})
+    cell = only(compared(sweep)).cells["dp", "scaler"]
+    values = [1000.0, 1001.0, 1004.0]
+    figure = cell.figures["images_per_s"]
+    assert figure.by_seed == tuple(enumerate(values))
+    assert figure.mean == pytest.approx(statistics.mean(values))
+    assert figure.sd == pytest.approx(statistics.stdev(values))
+    assert (cell.runs, cell.completed) == (3, 3)
+
+
+def test_one_run_has_no_spread() -> None:
+    assert Figure(((0, 2.0),)).sd is None
+    assert Figure().mean is None
+
+
+def test_a_seed_that_failed_leaves_the_others_and_is_listed(make_run: Make) -> None:
+    make_run(seed=0)
+    error = {"type": "RuntimeError", "message": "boom", "rank": 0}
+    run = make_run(seed=1, status="failed", error=error)
+    table = only(compared(run.parent))
+    cell = table.cells["none", "fp32"]
+    assert (cell.completed, cell.runs, cell.speedup) == (1, 2, 1.0)
+    assert table.missing == (f"none x fp32, seed 1: FAILED, RuntimeError: boom [{run}]",)
+
+
+def test_two_gpus_are_not_compared(make_matrix: Make) -> None:
+    first = make_matrix(sweep="a", gpu=True)
+    other = {"device_names": ["NVIDIA A100"]}
+    second = make_matrix(sweep="b", gpu=True, effective=other, but={("none", "fp32"): None})
+    comparison = compared(first, second)
+    a100, h200 = comparison.tables
+    assert a100.title == "alexnet on digits, device_name=NVIDIA A100"
+    assert all(cell.speedup is None for cell in a100.cells.values())
+    assert a100.unrelated == (
+        "the baseline none x fp32 was not run with these settings; "
+        "it was with device_name=NVIDIA H200 (here NVIDIA A100)"
+    )
+    assert h200.cells["ddp", "fp32"].speedup == 2.0
+    assert any("NVIDIA A100 (8 runs)" in text for text in comparison.warnings)
+
+
+def test_the_number_of_devices_is_no_reason_for_another_table(make_matrix: Make) -> None:
+    assert only(compared(make_matrix(gpu=True))).cells["ddp", "fp32"].devices == 2
+
+
+def test_another_torch_or_batch_size_is_another_table(make_run: Make) -> None:
+    make_run()
+    make_run("dp", environment={"torch": "2.11.0"})
+    sweep = make_run("ddp", settings={"data.batch_size": 128}).parent
+    assert len(compared(sweep).tables) == 3
+
+
+def test_tables_are_titled_by_the_swept_axis_in_its_order(make_matrix: Make) -> None:
+    for batch in (128, 64):
+        sweep = make_matrix(
+            settings={"data.batch_size": batch}, overrides=(f"data.batch_size={batch}",)
+        )
+    tables = compared(sweep).tables
+    assert [table.title for table in tables] == [
+        "alexnet on digits, data.batch_size=64",
+        "alexnet on digits, data.batch_size=128",
+    ]
+    assert [table.fields["data.batch_size"] for table in tables] == ["64", "128"]
+
+
+def test_two_models_are_told_apart_by_their_names(make_run: Make) -> None:
+    make_run()
+    sweep = make_run(settings={"model.name": "resnet18", "data.image_size": 32}).parent
+    titles = [table.title for table in compared(sweep).tables]
+    assert titles == ["alexnet on digits", "resnet18 on digits"]
+
+
+def test_runs_that_have_not_started_stand_with_their_sweep(make_matrix: Make) -> None:
+    but = {("dp", "fp32"): {"status": "pending"}, ("ddp", "fp32"): {"status": "invalid"}}
+    table = only(compared(make_matrix(gpu=True, but=but)))
+    assert table.cells["dp", "fp32"].statuses == {"pending": 1}
+    assert table.cells["ddp", "fp32"].statuses == {"invalid": 1}
+
+
+def test_a_sweep_of_pending_runs_is_one_table(make_matrix: Make) -> None:
+    table = only(compared(make_matrix(status="pending")))
+    assert table.hardware == "no run has started"
+    assert sum(cell.runs for cell in table.cells.values()) == 9
+
+
+def test_requested_variants_of_one_name_are_rows_of_their_own(make_run: Make) -> None:
+    make_run(gpu=True)
+    for n in (2, 4):
+        effective = {"world_size": n, "device_names": ["NVIDIA H200"] * n}
+        sweep = make_run(
+            "ddp", gpu=True, settings={"parallel.devices": n}, effective=effective
+        ).parent
+    table = only(compared(sweep))
+    assert table.parallels == ("none", "ddp (devices=2)", "ddp (devices=4)")
+    assert table.cells["ddp (devices=4)", "fp32"].completed == 1
+
+
+def test_the_same_request_on_more_devices_is_no_repeat(make_run: Make) -> None:
+    make_run(gpu=True)
+    for seed, n in ((0, 2), (1, 4)):
+        effective = {"world_size": n, "device_names": ["NVIDIA H200"] * n}
+        sweep = make_run("ddp", seed=seed, gpu=True, effective=effective).parent
+    assert only(compared(sweep)).parallels == ("none", "ddp on 2", "ddp on 4")
+
+
+def test_a_baseline_with_variants_asks_which(make_run: Make) -> None:
+    make_run()
+    sweep = make_run(settings={"precision.tf32": True}).parent
+    table = only(compared(sweep))
+    assert "ambiguous" in table.unrelated
+    chosen = only(compared(sweep, baseline=("none", "fp32 (tf32=true)")))
+    assert chosen.cells["none", "fp32 (tf32=false)"].speedup == 1.0
+
+
+def test_what_disturbs_a_figure_is_a_footnote(make_matrix: Make) -> None:
+    table = only(
+        compared(
+            make_matrix(
+                gpu=True,
+                effective={"cudnn_benchmark": True},
+                but={
+                    ("none", "autocast"): {"metrics": {"data_wait_frac": 0.21}},
+                    ("none", "scaler"): {"segments": 2},
+                    ("dp", "fp32"): {"effective": {"cudnn_benchmark": False}},
+                    ("dp", "autocast"): {"notes": ("no effect here: one GPU", "other")},
+                    ("dp", "scaler"): {"effective": {"replicas": 1}},
+                    ("ddp", "fp32"): {"effective": {"world_size": 1}},
+                    ("ddp", "autocast"): {"metrics": {"contended": True}},
+                    ("ddp", "scaler"): {"effective": {"global_batch": 128}},
+                },
+            )
+        )
+    )
+    starts = {
+        ("none", "autocast"): "input-bound",
+        ("none", "scaler"): "stitched",
+        ("dp", "fp32"): "cudnn benchmark off for dp",
+        ("dp", "autocast"): "no effect here: one GPU",
+        ("dp", "scaler"): "no effect here: dp",
+        ("ddp", "fp32"): "no effect here: ddp",
+        ("ddp", "autocast"): "contended",
+        ("ddp", "scaler"): "global batch 128",
+    }
+    for at, start in starts.items():
+        found = [
+            n for n in notes_of(table, *at) if n != "global batch 64: not the same in all cells"
+        ]
+        assert len(found) == 1, (at, found)
+        assert found[0].startswith(start)
+
+
+def test_no_footnote_where_nothing_is_to_be_said(make_matrix: Make) -> None:
+    table = only(compared(make_matrix(gpu=True, effective={"cudnn_benchmark": False})))
+    assert table.footnotes == ()
+
+
+def test_differing_commits_and_uncommitted_changes_are_warned_about(make_run: Make) -> None:
+    make_run(environment={"git_dirty": False})
+    sweep = make_run("ddp", environment={"git_commit": "1234567890", "git_dirty": True}).parent
+    warnings = compared(sweep).warnings
+    assert "git commit differs between the runs: 1234567 (1 run), abcdef0 (1 run)" in warnings
+    assert "uncommitted changes in the code of 1 of 2 runs" in warnings
+
+
+def test_the_articles_input_as_written_is_one_table_with_footnotes(
+    make_matrix: Make, article: dict[str, Any]
+) -> None:
+    written = {**article, "experiment": "article_as_written", "data.pipeline": "pil"}
+    alone = {"settings": {**written, "data.shuffle": False, "data.workers": 0}}
+    shared = {"settings": {**written, "data.shuffle": True, "data.workers": 2}}
+    but: dict[tuple[str, str], Any] = {(p, "fp32"): alone for p in ("none", "dp")} | {
+        ("ddp", "fp32"): shared
+    }
+    but |= {(p, q): None for p in ("none", "dp", "ddp") for q in ("autocast", "scaler")}
+    sweep = make_matrix(gpu=True, but=but)
+    table = only(compared(sweep))
+    assert table.cells["ddp", "fp32"].speedup == 2.0
+    assert notes_of(table, "ddp", "fp32") == [
+        "input as the article has it for ddp: loader workers 2, shuffled; other cells differ"
+    ]
+    # In any other experiment the same difference forbids the comparison.
+    for cell in (alone, shared):
+        cell["settings"] |= {"experiment": "none"}
+    other = make_matrix(sweep="other", gpu=True, but=but)
+    assert len(compared(other).tables) == 2
+
+
+def test_the_articles_figures_stand_beside_its_settings_only(
+    make_matrix: Make, article: dict[str, Any]
+) -> None:
+    cells = only(compared(make_matrix(settings=article))).cells
+    published = cells["none", "scaler"].published
+    assert published is not None
+    assert (published.minutes, published.accuracy) == (27, None)
+    folder = {**article, "data.name": "imagefolder", "data.root": "/data/CIFAR10-jpeg"}
+    variants = (
+        (folder, True),
+        ({**folder, "data.root": "/data/cats"}, False),
+        ({**article, "data.batch_size": 128}, False),
+        ({**article, "precision.dtype": "bfloat16"}, False),
+    )
+    for n, (settings, there) in enumerate(variants):
+        table = only(compared(make_matrix(sweep=f"sweep{n}", settings=settings)))
+        assert all((cell.published is not None) is there for cell in table.cells.values())
+
+
+def test_a_requested_device_is_not_taken_for_a_repeat_of_another_request(make_run: Make) -> None:
+    make_run()
+    sweep = make_run(settings={"device": "cpu"}).parent
+    titles = [table.title for table in compared(sweep).tables]
+    assert titles == ["alexnet on digits, device=auto", "alexnet on digits, device=cpu"]

@@ -1,0 +1,250 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from amp_sweep import config, record
+from analysis import key
+from analysis.columns import SECTIONS
+from analysis.load import load, swept_axes
+
+Make = Callable[..., Path]
+
+
+def edit(run_dir: Path, **changes: object) -> None:
+    path = run_dir / "record.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_full_matrix_gives_a_row_per_run_with_fixed_types(make_matrix: Make) -> None:
+    frame, problems = load(make_matrix())
+    assert problems == []
+    assert len(frame) == 9
+    for known in SECTIONS.values():
+        for name, kind in known.items():
+            if name in frame:
+                assert frame[name].dtype == kind or name == "parallel"
+    assert set(zip(frame["parallel"], frame["precision"], strict=True)) == {
+        (p, q) for p in ("none", "dp", "ddp") for q in ("fp32", "autocast", "scaler")
+    }
+
+
+def test_integers_stay_integers_and_nulls_stay_null_beside_failed_runs(
+    make_matrix: Make, tmp_path: Path
+) -> None:
+    frame, _ = load(make_matrix(but={("dp", "scaler"): {"status": "failed"}}))
+    failed = frame[frame["status"] == "failed"].iloc[0]
+    assert failed["scaler_skipped_steps"] is pd.NA
+    assert failed["test_accuracy"] is pd.NA
+    assert frame["scaler_skipped_steps"].dtype == "Int64"
+    frame.to_csv(tmp_path / "cells.csv", index=False)
+    line = (tmp_path / "cells.csv").read_text().splitlines()[1].split(",")
+    header = (tmp_path / "cells.csv").read_text().splitlines()[0].split(",")
+    assert line[header.index("seed")] == "0"
+    assert line[header.index("scaler_skipped_steps")] == "0"
+
+
+def test_a_figure_that_is_null_in_every_run_keeps_its_type(make_run: Make) -> None:
+    frame, _ = load(make_run(metrics={"energy_j": None, "scaler_skipped_steps": None}))
+    assert frame["energy_j"].dtype == "Float64"
+    assert frame["scaler_skipped_steps"].dtype == "Int64"
+    assert frame["test_loss"].isna().all()
+
+
+def test_figures_that_this_version_does_not_know_become_typed_columns(make_matrix: Make) -> None:
+    new = {"halvings": 3, "noise": 0.5, "odd": True, "words": ["a", "b"], "torch": "x"}
+    frame, problems = load(
+        make_matrix(metrics=new, but={("dp", "fp32"): {"metrics": dict.fromkeys(new)}})
+    )
+    assert problems == []
+    kinds = {name: str(frame[name].dtype) for name in ("halvings", "noise", "odd", "words")}
+    assert kinds == {"halvings": "Int64", "noise": "Float64", "odd": "boolean", "words": "string"}
+    assert frame["words"].dropna().iloc[0] == "a | b"
+    # `torch` is the environment's name: the stranger's column begins with its section.
+    assert frame["torch"].iloc[0] == "2.14.1"
+    assert frame["metrics_torch"].dropna().iloc[0] == "x"
+
+
+def test_memory_is_the_fullest_device_and_all_devices_as_text(make_run: Make) -> None:
+    frame, _ = load(make_run("ddp", gpu=True))
+    assert frame["peak_allocated_mib"].tolist() == [640.5]
+    assert frame["peak_allocated_mib_each"].tolist() == ["512.0 | 640.5"]
+    assert frame["devices"].tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not a record"),
+        ('{"schema_version": 1, "name"', "not a record"),
+        ("[1, 2]", "no JSON object"),
+        ('{"schema_version": 99}', "schema version 99"),
+        ('{"schema_version": 1, "name": "x"}', "no field 'fingerprint'"),
+        ("\x00\x01garbage", "not a record"),
+        ('{"schema_version": 1, "name": NaN}', "NaN"),
+    ],
+)
+def test_a_bad_file_is_reported_by_path_and_passed_over(
+    make_matrix: Make, text: str, reason: str
+) -> None:
+    sweep = make_matrix()
+    bad = sweep / "zz-bad" / "record.json"
+    bad.parent.mkdir()
+    bad.write_text(text)
+    frame, problems = load(sweep)
+    assert len(frame) == 9
+    [problem] = problems
+    assert problem.startswith(f"{bad}: ")
+    assert reason in problem
+
+
+def test_a_value_of_a_wrong_type_is_reported_and_null(make_run: Make) -> None:
+    run = make_run(metrics={"test_accuracy": "high", "scaler_skipped_steps": 1.5})
+    path = run / "record.json"
+    path.write_text(path.read_text().replace("8.0", "1e999"))
+    frame, problems = load(run)
+    assert frame["test_accuracy"].isna().all()
+    assert frame["train_time_s"].isna().all()
+    assert len(problems) == 3
+    assert all(problem.startswith(str(path)) for problem in problems)
+    assert "'high' is not a number" in problems[0]
+
+
+def test_numbers_beyond_a_column_are_reported_and_null(make_run: Make) -> None:
+    frame, problems = load(make_run(metrics={"scaler_skipped_steps": 2**70, "mfu": 10**400}))
+    assert frame["scaler_skipped_steps"].isna().all()
+    assert frame["mfu"].isna().all()
+    assert len(problems) == 2
+
+
+def test_schema_versions_that_stand_together_are_stated(make_run: Make) -> None:
+    edit(make_run(), schema_version=0)
+    _, problems = load(make_run("ddp").parent)
+    assert problems == ["records of different schema versions stand together: 0 (1 run), 1 (1 run)"]
+
+
+def test_a_missing_directory_is_a_problem_and_the_others_are_read(
+    make_run: Make, tmp_path: Path
+) -> None:
+    frame, problems = load(tmp_path / "nowhere", make_run())
+    assert len(frame) == 1
+    assert problems == [f"{tmp_path / 'nowhere'}: no such directory"]
+
+
+def test_the_folder_above_the_sweeps_is_told_which_sweeps_it_holds(
+    make_run: Make, tmp_path: Path
+) -> None:
+    run = make_run()
+    frame, problems = load(tmp_path)
+    assert frame.empty
+    assert problems == [f"{tmp_path}: no run records, but it holds sweeps: {run.parent}"]
+
+
+def test_the_same_directory_twice_is_read_once(make_run: Make) -> None:
+    run = make_run()
+    frame, problems = load(run.parent, run, run.parent)
+    assert len(frame) == 1
+    assert problems == []
+
+
+def test_of_two_completed_runs_of_the_same_settings_the_newest_counts(make_run: Make) -> None:
+    old = make_run(sweep="one", ended_at="2026-01-01T00:00:00+00:00")
+    new = make_run(sweep="two", ended_at="2026-01-02T00:00:00+00:00")
+    for order in ((old, new), (new, old)):
+        frame, problems = load(*order)
+        assert frame["run_dir"].tolist() == [str(new)]
+        assert len(problems) == 1
+        assert problems[0].startswith("1 run is left out")
+        assert str(old) in problems[0]
+
+
+def test_times_of_ending_may_be_seconds_since_1970(make_run: Make) -> None:
+    old = make_run(sweep="one", ended_at=1_700_000_000.5)
+    new = make_run(sweep="two", ended_at=1_800_000_000)
+    assert load(old, new)[0]["run_dir"].tolist() == [str(new)]
+
+
+def test_a_completed_run_counts_before_a_newer_one_that_is_not(make_run: Make) -> None:
+    done = make_run(sweep="one")
+    make_run(sweep="two", status="failed", ended_at="2027-01-01T00:00:00+00:00")
+    pending = make_run(sweep="three", status="pending")
+    frame, problems = load(done.parent, done.parent.parent / "two", pending.parent)
+    assert frame["status"].tolist() == ["completed"]
+    assert problems[0].startswith("2 runs are left out")
+
+
+def test_the_same_settings_on_another_gpu_are_another_run(make_run: Make) -> None:
+    first = make_run(sweep="one", gpu=True)
+    second = make_run(sweep="two", gpu=True, effective={"device_names": ["NVIDIA A100"]})
+    failed = make_run(
+        sweep="three", gpu=True, status="oom", effective={"device_names": ["NVIDIA T4"]}
+    )
+    frame, problems = load(first, second, failed)
+    assert len(frame) == 3
+    assert problems == []
+
+
+def test_each_swept_axis_is_a_column_and_what_is_the_same_everywhere_is_not(
+    make_run: Make,
+) -> None:
+    for batch in (64, 128):
+        make_run(
+            overrides=(f"data.batch_size={batch}", "epochs=3", f"name=n{batch}", "+launch.x=1"),
+            settings={"data.batch_size": batch},
+        )
+    frame, _ = load(make_run("ddp", overrides=("epochs=3",)).parent)
+    assert sorted(frame["data.batch_size"].dropna()) == ["128", "64"]
+    assert "epochs" not in frame
+    assert "launch.x" not in frame
+    assert frame["parallel"].tolist().count("none") == 2  # a column already, and no second one
+
+
+def test_an_axis_that_says_more_than_its_column_gets_a_column_of_its_own(make_run: Make) -> None:
+    make_run(overrides=("model=alexnet_small",), settings={"model.width": 0.25})
+    frame, _ = load(make_run(overrides=("model=alexnet",), settings={"model.width": 0.5}).parent)
+    assert frame["model"].unique().tolist() == ["alexnet"]
+    assert sorted(frame["overrides.model"]) == ["alexnet", "alexnet_small"]
+
+
+def test_an_axis_counts_as_swept_where_one_run_does_not_set_it() -> None:
+    assert swept_axes(["a=1 | b=2", "a=1", None]) == {
+        "a": ["1", "1", None],
+        "b": ["2", None, None],
+    }
+
+
+def test_texts_of_records_are_one_printable_line(make_run: Make) -> None:
+    error = {"type": "E", "message": "a\nb\x1b[31m\ud800", "traceback": "", "rank": 0}
+    frame, _ = load(make_run(status="failed", error=error))
+    assert frame["error_message"].tolist() == ["a b [31m?"]
+
+
+def test_the_identity_is_that_of_the_config_module(make_run: Make) -> None:
+    assert key.NOT_IDENTITY == config.NOT_IDENTITY
+    assert key.CONTENT_BY_NAME == config.CONTENT_BY_NAME
+    later = {name: str(value) for name, value in config.ADDED_LATER.items()}
+    assert later == key.ADDED_LATER
+    for settings in ({}, {"data.name": "imagefolder", "data.root": "/images"}):
+        run = record.read(make_run(settings=settings) / "record.json")
+        flat = {f"config.{name}": value for name, value in key.flatten(run.config).items()}
+        assert key.identity(flat) == config.identity(config.from_dict(run.config))
+
+
+def test_importing_it_brings_in_neither_torch_nor_hydra() -> None:
+    code = (
+        "import sys, analysis.__main__ as m; "
+        "print(sorted({n.split('.')[0] for n in sys.modules} & "
+        "{'torch', 'hydra', 'omegaconf', 'matplotlib', 'scipy'}), "
+        "sorted(n for n in sys.modules if n.startswith('amp_sweep.')))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(key.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.split("] ")[0] == "["
+    assert done.stdout.strip().endswith("['amp_sweep.paths', 'amp_sweep.record']")

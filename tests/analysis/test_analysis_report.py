@@ -1,0 +1,334 @@
+import csv
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+import analysis
+from analysis import report, texts
+from analysis.__main__ import main
+from analysis.compare import compare
+from analysis.load import load
+from analysis.markup import latex, latex_escape, markdown, markdown_escape
+
+Make = Callable[..., Path]
+
+BOOM = {"type": "RuntimeError", "message": "bad | [red]x[/red] a_b 100%", "rank": 1}
+HOLES: dict[tuple[str, str], dict[str, Any] | None] = {
+    ("none", "autocast"): {"metrics": {"data_wait_frac": 0.4}},
+    ("dp", "autocast"): None,
+    ("dp", "scaler"): {"status": "failed", "error": BOOM},
+    ("ddp", "scaler"): {"status": "pending"},
+}
+
+
+def shown(width: int, *dirs: Path) -> str:
+    frame, problems = load(*dirs)
+    printed = io.StringIO()
+    report.show(compare(frame), problems, Console(width=width, highlight=False, file=printed))
+    return printed.getvalue()
+
+
+def rows_of(text: str, first: str) -> list[str]:
+    return [re.sub(" +", " ", line).strip() for line in text.splitlines() if line.startswith(first)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.042, "0.04 s"),
+        (0.996, "1.0 s"),
+        (6.21, "6.2 s"),
+        (59.96, "1 m 00 s"),
+        (65, "1 m 05 s"),
+        (3599.6, "1 h 00 m"),
+        (3725, "1 h 02 m"),
+        (180000, "50 h 00 m"),
+    ],
+)
+def test_durations_are_readable_and_round_without_a_sixtieth_second(
+    seconds: float, text: str
+) -> None:
+    assert texts.duration(seconds) == text
+
+
+def test_failed_and_pending_cells_are_shown_and_what_nobody_asked_for_is_a_dash(
+    make_matrix: Make,
+) -> None:
+    text = shown(120, make_matrix(but=HOLES))
+    assert "6 of 8 cells completed" in text
+    assert "dp scaler FAILED" in rows_of(text, "dp")
+    assert "ddp scaler PENDING" in rows_of(text, "ddp")
+    assert "dp autocast - - - - - - -" in rows_of(text, "dp")
+    assert "none fp32 1 8.0 s 2,000 1.00x 600 0.9700 3%" in rows_of(text, "none")
+    assert "none autocast 1 4.0 s 4,000 2.00x 600 0.9700 40% 1" in rows_of(text, "none")
+    assert "1  input-bound" in text
+    assert "RuntimeError: bad | [red]x[/red] a_b 100%" in text
+
+
+@pytest.mark.parametrize(
+    "status", ["failed", "oom", "invalid", "diverged", "interrupted", "timeout", "running"]
+)
+def test_each_status_stands_in_its_cell_in_capitals(make_run: Make, status: str) -> None:
+    make_run()
+    text = shown(80, make_run("ddp", status=status).parent)
+    assert f"ddp fp32 {status.upper()}" in rows_of(text, "ddp")
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_tables_fit_on_eighty_columns_with_repeats_and_notes(
+    make_matrix: Make, gpu: bool
+) -> None:
+    for seed in (0, 1, 2):
+        sweep = make_matrix(
+            seed=seed, gpu=gpu, but=HOLES, metrics={"images_per_s": 28000.0 + 9 * seed}
+        )
+    text = shown(80, sweep)
+    grid = text[: text.index("dp x scaler, seed 0")]
+    assert max(len(line.rstrip()) for line in grid.splitlines()) <= 80
+    assert "…" not in grid
+    assert "autocast" in grid
+
+
+def test_nothing_is_cut_off_on_a_screen_that_is_too_narrow(make_matrix: Make) -> None:
+    text = shown(40, make_matrix())
+    assert "…" not in text
+    assert "0.9700" in text
+
+
+def test_one_run_shows_no_spread_and_three_show_mean_spread_and_n(make_run: Make) -> None:
+    for seed in (0, 1, 2):
+        sweep = make_run(seed=seed).parent
+    assert "none fp32 3 1 8.1 s ± 0.10 s" in rows_of(shown(120, sweep), "none")[0]
+    alone = shown(120, make_run("ddp", sweep="alone"))
+    assert "±" not in alone
+    assert " n " not in alone.splitlines()[5]
+
+
+def test_memory_is_labelled_by_what_it_is(make_run: Make) -> None:
+    on_cpu = shown(120, make_run(sweep="a"))
+    on_gpu = shown(120, make_run(sweep="b", gpu=True))
+    assert "RSS MiB: peak memory of the largest process" in on_cpu
+    assert "peak MiB: memory allocated by PyTorch on the fullest device" in on_gpu
+
+
+def test_the_articles_figures_stand_beside_ours_with_their_provenance(
+    make_matrix: Make, article: dict[str, Any]
+) -> None:
+    sweep = make_matrix(gpu=True, settings=article, metrics={"train_time_s": 126.0})
+    frame, problems = load(sweep)
+    for text in (
+        shown(120, sweep).replace("\n", " "),
+        markdown(compare(frame), problems, "x"),
+        latex(compare(frame), "x"),
+    ):
+        flat = re.sub(r"[|&\\ ]+", " ", text)
+        assert "none scaler 2 m 06 s 27 min 0.9700 not given" in flat
+        assert "dp scaler 2 m 06 s not given 0.9700 0.8409" in flat
+        assert "one RTX 2060 laptop GPU, world size 1, one run each" in flat
+
+
+GOLDEN = """\
+# Comparison
+
+Made by `python -P -m analysis matrix`.
+
+## alexnet on digits
+
+6 of 8 cells completed.
+64 px, batch 64, 10 epochs, adamw, lr 0.001, cosine, resident input; Intel Xeon, torch 2.14.1, \
+git abcdef0.
+
+| parallel | precision | procs | time | images/s | speed-up | RSS MiB | accuracy | input wait \
+| notes |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| none | fp32 | 1 | 8.0 s | 2,000 | 1.00x | 600 | 0.9700 | 3% |  |
+| none | autocast | 1 | 4.0 s | 4,000 | 2.00x | 600 | 0.9700 | 40% | 1 |
+| none | scaler | 1 | 6.0 s | 2,667 | 1.33x | 600 | 0.9700 | 3% |  |
+| dp | fp32 | 2 | 16.0 s | 1,000 | 0.50x | 640 | 0.9700 | 3% |  |
+| dp | autocast | - | - | - | - | - | - | - |  |
+| dp | scaler |  | FAILED |  |  |  |  |  |  |
+| ddp | fp32 | 2 | 4.0 s | 4,000 | 2.00x | 640 | 0.9700 | 3% |  |
+| ddp | autocast | 2 | 2.0 s | 8,000 | 4.00x | 640 | 0.9700 | 3% |  |
+| ddp | scaler |  | PENDING |  |  |  |  |  |  |
+
+Notes:
+
+1. input-bound: the device waits for its input more than 20% of the time, which hides what \
+parallelism and precision change
+
+- speed-up: images/s over those of none x fp32
+- RSS MiB: peak memory of the largest process
+- accuracy: on the test images, after the last epoch
+- -: not asked for (no record)
+
+Not completed:
+
+- dp x scaler, seed 0: FAILED, RuntimeError: bad \\| \\[red\\]x\\[/red\\] a_b 100% \\[RUN\\]
+"""
+
+
+def test_the_markdown_table_is_as_agreed(make_matrix: Make) -> None:
+    frame, problems = load(make_matrix(but=HOLES))
+    run = frame.loc[frame["status"] == "failed", "run_dir"].iloc[0]
+    made = markdown(compare(frame), problems, "python -P -m analysis matrix")
+    assert made.replace(markdown_escape(run), "RUN") == GOLDEN
+
+
+def test_markdown_shows_text_as_it_is() -> None:
+    assert markdown_escape("a|b*c_d _e_ <f> [g]") == r"a\|b\*c_d \_e\_ \<f\> \[g\]"
+
+
+def test_latex_shows_text_as_it_is() -> None:
+    assert latex_escape(r"50% a_b & #1 $x$ {y} \z ~ ^") == (
+        r"50\% a\_b \& \#1 \$x\$ \{y\} \textbackslash{}z \textasciitilde{} \textasciicircum{}"
+    )
+    assert latex_escape("--baseline [x]") == "-{}-baseline {[}x{]}"
+
+
+def test_latex_tables_are_whole_whatever_the_records_hold(make_matrix: Make) -> None:
+    evil = "no effect here: 100% of {x & y}_z $ # ~ ^ \\end{table}"
+    sweep = make_matrix(settings={"model.name": "my_pkg.nets:b&w"}, notes=(evil,))
+    text = latex(compare(load(sweep)[0]), "python -P -m analysis x\nevil")
+    body = [line for line in text.splitlines() if not line.startswith("%")]
+    assert sum(line == r"\end{table}" for line in body) == 1
+    bare = re.sub(r"\\[{}%&_$#\\]", "", "\n".join(body))
+    assert bare.count("{") == bare.count("}")
+    assert not set("%$#_") & set(bare)
+    columns = len(re.findall(r"[lr]", bare.split("tabular}{")[1].split("}")[0]))
+    rows = [line for line in body if line.endswith(r"\\")]
+    assert len(rows) == 10
+    assert all(len(re.findall(r"(?<!\\)&", row)) == columns - 1 for row in rows)
+    assert "evil" not in "".join(body)
+
+
+def test_the_program_prints_and_writes_every_table(
+    make_matrix: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_matrix(but=HOLES)
+    assert main([str(sweep)]) == 0
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out
+    assert printed.err == ""
+    assert f"Written to {sweep / 'tables'}" in printed.out
+    assert sorted(path.name for path in (sweep / "tables").iterdir()) == [
+        "cells.csv",
+        "comparison.csv",
+        "comparison.md",
+        "comparison.tex",
+    ]
+    assert main([str(sweep)]) == 0  # the folder of tables is no run
+
+
+def test_the_long_table_has_a_row_per_cell_with_its_reason(make_matrix: Make) -> None:
+    sweep = make_matrix(but=HOLES)
+    main([str(sweep)])
+    with (sweep / "tables" / "comparison.csv").open(newline="") as file:
+        rows = {(row["parallel"], row["precision"]): row for row in csv.DictReader(file)}
+    assert len(rows) == 9
+    done = rows["ddp", "fp32"]
+    assert (done["status"], done["n"], done["devices"]) == ("completed", "1", "2")
+    assert (done["speedup"], done["images_per_s_mean"]) == ("2.0", "4000.0")
+    assert done["images_per_s_sd"] == ""
+    assert rows["dp", "scaler"]["status"] == "failed"
+    assert rows["dp", "scaler"]["no_speedup"] == "not completed"
+    assert rows["dp", "autocast"]["status"] == "-"
+    assert rows["dp", "autocast"]["runs"] == "0"
+
+
+def test_cells_csv_has_a_line_per_run_and_the_swept_axis(make_matrix: Make) -> None:
+    for batch in (64, 128):
+        sweep = make_matrix(
+            settings={"data.batch_size": batch}, overrides=(f"data.batch_size={batch}",), but=HOLES
+        )
+    assert main([str(sweep)]) == 0
+    tables = sweep / "tables"
+    assert len((tables / "cells.csv").read_text().splitlines()) == 17
+    cells = pd.read_csv(tables / "cells.csv", dtype_backend="numpy_nullable")
+    assert sorted(cells["data.batch_size"].unique()) == [64, 128]
+    assert cells["seed"].dtype == "Int64"
+    long = pd.read_csv(tables / "comparison.csv")
+    assert sorted(long["data.batch_size"].unique()) == [64, 128]
+
+
+def test_bad_files_are_named_on_the_screen_and_the_exit_status_is_zero(
+    make_run: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_run(status="failed").parent
+    (sweep / "bad").mkdir()
+    (sweep / "bad" / "record.json").write_text("{")
+    assert main([str(sweep)]) == 0
+    assert f"Warning: {sweep / 'bad' / 'record.json'}: not a record" in capsys.readouterr().out
+
+
+def test_nothing_to_show_is_status_one_with_what_is_expected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "nowhere")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "no such directory" in printed.err
+    assert "outputs/NAME" in printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["x", "--baseline", "fp32"], ["x", "--baseline", ","], ["x", "--wrong"]]
+)
+def test_wrong_usage_is_status_two(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_a_baseline_that_is_not_there_is_wrong_usage(
+    make_run: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(make_run()), "--baseline", "none,fp46"])
+    assert ended.value.code == 2
+    assert "there are: none,fp32" in capsys.readouterr().err
+
+
+def test_the_baseline_option_reaches_the_tables(
+    make_matrix: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(make_matrix()), "--baseline", "ddp, fp32"]) == 0
+    assert "speed-up: images/s over those of ddp x fp32" in capsys.readouterr().out
+
+
+def test_where_the_tables_cannot_be_written_they_are_printed_and_the_status_is_one(
+    make_matrix: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("kept")
+    assert main([str(make_matrix()), "--out", str(blocked / "tables")]) == 1
+    printed = capsys.readouterr()
+    assert "9 of 9 cells completed" in printed.out
+    assert f"could not be written to {blocked / 'tables'}" in printed.err
+    assert blocked.read_text() == "kept"
+
+
+def test_it_runs_as_a_process_into_a_closed_pipe_and_without_unicode(make_matrix: Make) -> None:
+    sweep = make_matrix(seed=1)
+    make_matrix(seed=2)
+    root = Path(analysis.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONIOENCODING": "ascii"}
+    command = f'"{sys.executable}" -P -m analysis "{sweep}" | head -n 2'
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, env=environment, check=False
+    )
+    assert "Traceback" not in done.stderr
+    assert "18 of 18 cells completed" in done.stdout
+    assert (sweep / "tables" / "comparison.tex").exists()
