@@ -79,7 +79,7 @@ def load_newest(
     candidates: list[Path], fingerprint: str
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """The first usable checkpoint of `candidates`, and what was wrong with those before it."""
-    problems = []
+    problems: list[str] = []
     for path in candidates:
         if not path.exists():
             continue

@@ -19,6 +19,8 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from amp_sweep import record
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -174,19 +176,6 @@ class RunConfig:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
 
 
-# What changes neither the weights nor the figures, and so is no part of a run's identity.
-NOT_IDENTITY = frozenset(
-    {"name", "experiment", "outputs", "force", "plan", "track", "checkpoint", "launch", "measure"}
-)
-
-# Fields that came after the first release, with the value that means what was done before
-# they existed. They stay out of the fingerprint while they have it, so that old runs keep
-# their directories. Example: "memory.compile": "off".
-ADDED_LATER: dict[str, Any] = {}
-
-# Data sets whose content is defined by their name, not by where they lie.
-CONTENT_BY_NAME = frozenset({"digits", "cifar10", "synthetic"})
-
 OWN_CALLABLE = re.compile(r"^[\w.]+:[\w.]+$")
 
 
@@ -289,28 +278,10 @@ def load(path: Path) -> RunConfig:
     return from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
-def identity(config: RunConfig) -> dict[str, Any]:
-    """The fields that make a run what it is, flat: `{"data.batch_size": 64, ...}`."""
-    flat: dict[str, Any] = {}
-    for key, value in to_dict(config).items():
-        if key in NOT_IDENTITY:
-            continue
-        if isinstance(value, dict):
-            flat.update({f"{key}.{name}": item for name, item in value.items()})
-        else:
-            flat[key] = value
-    if config.data.name in CONTENT_BY_NAME:
-        flat.pop("data.root")
-    return {
-        key: value
-        for key, value in flat.items()
-        if key not in ADDED_LATER or value != ADDED_LATER[key]
-    }
-
-
 def fingerprint(config: RunConfig) -> str:
     """SHA-256, in hex, of everything requested that changes the result."""
-    text = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
+    values = record.identity(record.flatten(to_dict(config)))
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

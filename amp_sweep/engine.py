@@ -1,25 +1,15 @@
 """One training step and one evaluation for all cells."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from amp_sweep.data import Split
 from amp_sweep.measure import StepClock, StepTimes, synchronize
 from amp_sweep.precision import ClassifierLoss
-
-
-class Batches(Protocol):
-    """Images ready for a device: see `data.Split`."""
-
-    def batches(self, indices: Tensor | list[Tensor]) -> Iterator[object]:
-        """Batches as they reach the device, one for each row of indices."""
-
-    def to_input(self, raw: object) -> tuple[Tensor, Tensor]:
-        """Images [B, 3, S, S] float32 and labels [B] of a batch."""
 
 
 @dataclass
@@ -46,7 +36,7 @@ class EpochSteps:
 
 def train_step(trainer: Trainer, images: Tensor, labels: Tensor) -> Tensor:
     """One update; the mean loss of the batch [], still on the device."""
-    loss = trainer.loss(images, labels).mean()
+    loss: Tensor = trainer.loss(images, labels).mean()
     trainer.scaler.scale(loss).backward()
     if trainer.clip_norm is not None:
         trainer.scaler.unscale_(trainer.optimizer)
@@ -59,7 +49,7 @@ def train_step(trainer: Trainer, images: Tensor, labels: Tensor) -> Tensor:
 
 def train_epoch(
     trainer: Trainer,
-    split: Batches,
+    split: Split,
     indices: Tensor,
     clock: StepClock,
     devices: list[torch.device],
@@ -108,7 +98,7 @@ def train_epoch(
 
 @torch.no_grad()
 def evaluate(
-    module: ClassifierLoss, split: Batches, batches: list[Tensor], device: torch.device
+    module: ClassifierLoss, split: Split, batches: list[Tensor], device: torch.device
 ) -> Tensor:
     """Correct answers, images and summed loss of the batches, as float64 [3] on the device.
 

@@ -87,27 +87,18 @@ def detect(requested: str) -> Hardware:
     return Hardware("cpu", (cpu_name(),), cpu_has_bf16(), cores)
 
 
-def _git(*arguments: str, folder: Path) -> str | None:
+def _output(*command: str) -> str | None:
+    """What a program prints, stripped; None where it is missing or fails."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _nvidia_driver() -> str | None:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    found = re.search(r"Kernel Module\D*?(\d+\.\d+(?:\.\d+)?)", text)
-    return found.group(1) if found else None
+    printed = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return printed.splitlines()[0] if printed else None
 
 
 def environment(hardware: Hardware) -> dict[str, Any]:
@@ -115,9 +106,9 @@ def environment(hardware: Hardware) -> dict[str, Any]:
     # The code that runs: our checkout when there is one, else the person's own folder.
     package = Path(__file__).resolve().parent
     installed = "site-packages" in package.parts
-    folder = Path.cwd() if installed else package
-    commit = _git("rev-parse", "HEAD", folder=folder)
-    changes = _git("status", "--porcelain", "--untracked-files=no", folder=folder)
+    folder = str(Path.cwd() if installed else package)
+    commit = _output("git", "-C", folder, "rev-parse", "HEAD")
+    changes = _output("git", "-C", folder, "status", "--porcelain", "--untracked-files=no")
     cuda = hardware.device_type == "cuda"
     return {
         "python": platform.python_version(),

@@ -81,7 +81,7 @@ class StepClock:
             self._times.append(time.perf_counter())
             return
         if self._marks == len(self._events):
-            self._events.append(torch.cuda.Event(enable_timing=True))
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
         self._events[self._marks].record()
         self._marks += 1
 

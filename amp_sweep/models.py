@@ -59,7 +59,9 @@ class AlexNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, outputs] of images [B, 3, H, W]."""
-        return self.classifier(torch.flatten(self.avgpool(self.features(images)), 1))
+        features = torch.flatten(self.avgpool(self.features(images)), 1)
+        logits: Tensor = self.classifier(features)
+        return logits
 
 
 def _own(name: str) -> Callable[..., nn.Module]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from amp_sweep.config import ParallelConfig
@@ -111,7 +112,7 @@ def wrap(
     """`module`, already on its first device, under the parallelism `name`."""
     if name == "ddp":
         if sync_batch_norm and devices[0].type == "cuda":
-            module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+            module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
         return DistributedDataParallel(
             module,
             device_ids=devices if devices[0].type == "cuda" else None,
@@ -132,7 +133,7 @@ class Ranks:
         self.rank = rank
         self.local_rank = local_rank
         self.world_size = world_size
-        self._store: dist.Store | None = None
+        self._store: PrefixStore | None = None
 
     def join(self, backend: str, host: str, port: int, timeout_s: float) -> None:
         """Join the process group by the launcher's store at `host:port`."""
@@ -141,12 +142,12 @@ class Ranks:
             loopback = "lo0" if sys.platform == "darwin" else "lo"
             os.environ["GLOO_SOCKET_IFNAME"] = loopback
             os.environ["NCCL_SOCKET_IFNAME"] = loopback
-        store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
-        self._store = dist.PrefixStore("amp_sweep", store)
+        store = TCPStore(host, port, is_master=False, timeout=timeout)
+        self._store = PrefixStore("amp_sweep", store)
         device = torch.device("cuda", self.local_rank) if backend == "nccl" else None
         dist.init_process_group(
             backend,
-            store=dist.PrefixStore("group", store),
+            store=PrefixStore("group", store),
             rank=self.rank,
             world_size=self.world_size,
             timeout=timeout,

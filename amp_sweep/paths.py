@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RECORD_NAME = "record.json"
-TABLES_NAME = "tables"
 
 
 @dataclass(frozen=True)
@@ -89,10 +88,3 @@ class RunPaths:
     def ending(self, rank: int) -> Path:
         """How one rank ended (see `worker.py`); gone once the launcher has read it."""
         return self.root / f"rank{rank}.ending.json"
-
-
-def find_records(sweep: Path) -> list[Path]:
-    """Record files of a sweep directory, or of a single run directory, sorted by path."""
-    if (sweep / RECORD_NAME).is_file():
-        return [sweep / RECORD_NAME]
-    return sorted(sweep.glob(f"*/{RECORD_NAME}"))

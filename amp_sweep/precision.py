@@ -70,7 +70,7 @@ def observe_dtypes(network: nn.Module, seen: set[str], active: bool = True) -> c
     if not active:
         return stack
     kinds = (nn.modules.conv._ConvNd, nn.Linear)
-    layers = [module for module in network.modules() if isinstance(module, kinds)]
+    layers: list[nn.Module] = [module for module in network.modules() if isinstance(module, kinds)]
     if not layers:  # an unusual network: any layer that holds parameters
         layers = [module for module in network.modules() if list(module.parameters(recurse=False))]
 

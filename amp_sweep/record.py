@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from amp_sweep.paths import RECORD_NAME
+
 SCHEMA_VERSION = 1
 
 PENDING = "pending"
@@ -44,6 +46,20 @@ STATUSES = (
 RESUMED_AGAIN = frozenset({RUNNING, INTERRUPTED, TIMEOUT, FAILED})
 STARTED_AGAIN = frozenset({PENDING, OOM, INVALID})
 KEPT = frozenset({COMPLETED, DIVERGED})
+
+# Sections of the config that change neither the weights nor the figures, and so are no part of
+# a run's identity.
+NOT_IDENTITY = frozenset(
+    {"name", "experiment", "outputs", "force", "plan", "track", "checkpoint", "launch", "measure"}
+)
+
+# Fields that came after the first release, with the value that means what was done before they
+# existed. They stay out of the identity while they have it, so that old runs keep their
+# directories. Example: "memory.compile": "off".
+ADDED_LATER: dict[str, Any] = {}
+
+# Data sets whose content is defined by their name, not by where they lie.
+CONTENT_BY_NAME = frozenset({"digits", "cifar10", "synthetic"})
 
 # A record is some kilobytes; a file beyond this is not one of ours.
 MAX_BYTES = 64 * 2**20
@@ -76,6 +92,28 @@ class Record:
         """Add a remark once."""
         if text not in self.notes:
             self.notes.append(text)
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested config as `{"data.batch_size": 64, ...}`."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def identity(flat: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a flat config that make a run what it is."""
+    return {
+        name: value
+        for name, value in flat.items()
+        if name.split(".")[0] not in NOT_IDENTITY
+        and not (name in ADDED_LATER and value == ADDED_LATER[name])
+        and not (name == "data.root" and flat.get("data.name") in CONTENT_BY_NAME)
+    }
 
 
 def _finite(value: Any, at: str, lost: list[str]) -> Any:
@@ -183,10 +221,19 @@ def read_if_there(path: Path) -> Record | None:
     return read(path) if path.exists() else None
 
 
+def find(sweep: Path) -> list[Path]:
+    """Record files of a sweep directory, or of a single run directory, sorted by path."""
+    if (sweep / RECORD_NAME).is_file():
+        return [sweep / RECORD_NAME]
+    return sorted(sweep.glob(f"*/{RECORD_NAME}"))
+
+
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: `6.2 s`, `1 m 05 s`, `2 h 03 m 04 s`."""
+    """Seconds as a person says them: `0.42 s`, `6.2 s`, `1 m 05 s`, `2 h 03 m 04 s`."""
+    if seconds < 0.995:
+        return f"{seconds:.2f} s"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours} h {minutes:02d} m {rest:02d} s" if hours else f"{minutes} m {rest:02d} s"
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} m {left:02d} s" if hours else f"{minutes} m {left:02d} s"

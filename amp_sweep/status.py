@@ -13,7 +13,7 @@ from rich.text import Text
 
 from amp_sweep import record
 from amp_sweep.lock import describe, is_alive, read_owner
-from amp_sweep.paths import RunPaths, find_records
+from amp_sweep.paths import RunPaths
 from amp_sweep.record import Record
 
 STYLES = {
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts: Counter[str] = Counter()
     unusable = 0
     for sweep in options.sweeps:
-        files = find_records(sweep)
+        files = record.find(sweep)
         if not files:
             errors.print(Text(f"error: no runs in {sweep}"), soft_wrap=True)
             unusable += 1

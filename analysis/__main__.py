@@ -7,10 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from amp_sweep import paths
+from amp_sweep import record
 from analysis import report, terminal
 from analysis.compare import UnknownBaseline, compare
 from analysis.load import load
+
+# Folder of the tables inside a sweep directory.
+TABLES_NAME = "tables"
 
 EXPECTED = (
     "Expected: the directory of a sweep (outputs/NAME), which holds a directory per run "
@@ -56,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         comparison = compare(frame, arguments.baseline)
     except UnknownBaseline as error:
         parser.error(f"argument --baseline: {error}")
-    first = next(directory for directory in arguments.dirs if paths.find_records(directory))
-    out = arguments.out or first / paths.TABLES_NAME
+    first = next(directory for directory in arguments.dirs if record.find(directory))
+    out = arguments.out or first / TABLES_NAME
     given = sys.argv[1:] if argv is None else argv
     command = shlex.join(["python", "-P", "-m", "analysis", *given])
     # Files first: a closed pipe (`| head`) must not cost them.

@@ -161,7 +161,7 @@ def is_number(value: Any) -> bool:
 
 def typed(value: Any, kind: str) -> Any:
     """`value` as the column type `kind` holds it. Raises ValueError where it does not fit."""
-    if value is None:
+    if value is None or value == []:
         return None
     if kind == TEXT:
         return as_text(value)

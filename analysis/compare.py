@@ -12,7 +12,7 @@ import pandas as pd
 
 from amp_sweep import record
 from analysis import article, footnotes, key, labels
-from analysis.load import swept_axes
+from analysis.load import rows_of, swept_axes
 
 Row = dict[str, Any]
 
@@ -152,15 +152,10 @@ def compare(frame: pd.DataFrame, baseline: tuple[str, str] | None = None) -> Com
         if (again := seen[table.title]) > 1:
             tables[index] = replace(table, title=f"{table.title} ({again})")
     warnings = labels.differing(rows)
+    for group, name in zip(groups, trained, strict=True):
+        if len({rows[i]["data_digest"] for i in group} - {None}) > 1:
+            warnings.append(f"runs on {name['data']} saw different images (data_digest)")
     return Comparison(tuple(_with_speedups(tables, baseline)), tuple(warnings))
-
-
-def rows_of(frame: pd.DataFrame) -> list[Row]:
-    """The frame's rows as plain values, with None for every null."""
-    return [
-        {str(name): None if value is pd.NA else value for name, value in row.items()}
-        for row in frame.to_dict("records")
-    ]
 
 
 def _axes(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> list[dict[str, str]]:

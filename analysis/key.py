@@ -9,14 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from amp_sweep import record
 from analysis.columns import items
-
-# The same as in `amp_sweep.config`, which imports Hydra; a test keeps them equal.
-NOT_IDENTITY = frozenset(
-    {"name", "experiment", "outputs", "force", "plan", "track", "checkpoint", "launch", "measure"}
-)
-CONTENT_BY_NAME = frozenset({"digits", "cifar10", "synthetic"})
-ADDED_LATER: dict[str, str] = {}
 
 COMPARED = ("parallel", "precision")
 
@@ -32,31 +26,15 @@ Row = dict[str, Any]
 Key = dict[str, str | None]
 
 
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested config as `{"data.batch_size": 64, ...}`."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
-
-
 def identity(row: Row) -> Key:
     """The requested settings of a run that change its result, from its `config.*` columns."""
-    flat = {
-        name.removeprefix("config."): value
-        for name, value in row.items()
-        if name.startswith("config.")
-    }
-    if flat.get("data.name") in CONTENT_BY_NAME:
-        flat.pop("data.root", None)
-    return {
-        name: None if value == ADDED_LATER.get(name) else value
-        for name, value in flat.items()
-        if name.split(".")[0] not in NOT_IDENTITY
-    }
+    return record.identity(
+        {
+            name.removeprefix("config."): value
+            for name, value in row.items()
+            if name.startswith("config.")
+        }
+    )
 
 
 def hardware(rows: Sequence[Row]) -> list[Key]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from amp_sweep import paths, record
+from amp_sweep import record
 from analysis import key
 from analysis.columns import (
     HEAD,
@@ -69,6 +69,14 @@ def load(*dirs: Path) -> tuple[pd.DataFrame, list[str]]:
     return _frame(rows, columns), problems
 
 
+def rows_of(frame: pd.DataFrame) -> list[Row]:
+    """The frame's rows as plain values, with None for every null."""
+    return [
+        {str(name): None if value is pd.NA else value for name, value in row.items()}
+        for row in frame.to_dict("records")
+    ]
+
+
 def swept_axes(overrides: Sequence[str | None]) -> dict[str, list[str | None]]:
     """Each swept axis with its value per run, from the `overrides` column.
 
@@ -93,7 +101,7 @@ def _record_files(dirs: Iterable[Path], problems: list[str]) -> list[Path]:
     files: dict[Path, Path] = {}
     for directory in dirs:
         try:
-            found = paths.find_records(directory)
+            found = record.find(directory)
             if not found:
                 problems.append(clean(_nothing_in(directory)))
             for path in found:
@@ -109,7 +117,7 @@ def _nothing_in(directory: Path) -> str:
         return f"{directory}: no such directory"
     if not directory.is_dir():
         return f"{directory}: not a directory"
-    sweeps = sorted(child for child in directory.iterdir() if paths.find_records(child))
+    sweeps = sorted(child for child in directory.iterdir() if record.find(child))
     if not sweeps:
         return f"{directory}: no run records"
     listed = " ".join(str(sweep) for sweep in sweeps[:5]) + (" ..." if len(sweeps) > 5 else "")
@@ -136,7 +144,7 @@ def _row(path: Path, run: record.Record, columns: Columns, problems: list[str]) 
     for (section, field), (name, kind) in columns.items():
         value = getattr(run, section).get(field)
         if isinstance(value, list) and kind != TEXT:
-            row[f"{name}_each"] = as_text(value)
+            row[f"{name}_each"] = typed(value, TEXT)
             value = max((item for item in value if is_number(item)), default=None)
         row[name] = fitting(value, kind, f"{section}.{field}")
     error = run.error or {}
@@ -153,7 +161,7 @@ def _row(path: Path, run: record.Record, columns: Columns, problems: list[str]) 
         "overrides": run.overrides,
     }
     row |= {name: fitting(tail[name], kind, name) for name, kind in TAIL.items()}
-    for field, value in key.flatten(run.config).items():
+    for field, value in record.flatten(run.config).items():
         row[f"config.{field}"] = None if value is None else as_text(value)
     return row
 
@@ -161,9 +169,9 @@ def _row(path: Path, run: record.Record, columns: Columns, problems: list[str]) 
 def _finished_at(run: record.Record, modified: float) -> float:
     """When the run ended, in seconds since 1970; the file's time where it does not say."""
     ended = run.segments[-1].get("ended_at") if run.segments else None
-    if isinstance(ended, int | float):
-        return float(ended)
     try:
+        if isinstance(ended, int | float):
+            return float(ended)
         return datetime.fromisoformat(str(ended)).timestamp()
     except (ValueError, OverflowError):
         return modified

@@ -19,19 +19,6 @@ def matrices(table: Table) -> list[str]:
     return [name for name in MATRICES if table.baseline or name != "speed-up"]
 
 
-def duration(seconds: float) -> str:
-    """`0.42 s`, `6.2 s`, `1 m 05 s`, `1 h 02 m`."""
-    if seconds < 0.995:
-        return f"{seconds:.2f} s"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, left = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} m {left:02d} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} m"
-
-
 def quantity(value: float, like: float | None = None) -> str:
     """Three digits or more, thousands apart; decimals as `like` has them."""
     size = abs(value if like is None else like)
@@ -76,7 +63,7 @@ def figures(table: Table, cell: Cell) -> dict[str, list[str]]:
     memory = values[table.memory]
     wait = values["data_wait_frac"].mean
     return {
-        "time": _figure(values["train_time_s"], duration, duration),
+        "time": _figure(values["train_time_s"], record.duration, record.duration),
         "images/s": _figure(speed, quantity, lambda sd: quantity(sd, speed.mean)),
         "speed-up": [UNKNOWN if cell.speedup is None else f"{cell.speedup:.2f}x"],
         MEMORY[table.memory]: _figure(memory, quantity, lambda sd: quantity(sd, memory.mean)),

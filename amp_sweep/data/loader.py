@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from multiprocessing import resource_tracker
 from typing import Any, Protocol
 
 import numpy as np
@@ -219,6 +220,9 @@ class HostBatches:
 def _signals_held() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _held())
     try:
+        # Starting it unblocks some signals again, so not when the forkserver does it.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _held())
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -18,6 +18,6 @@ def locked(path: Path, progress: Progress) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("waiting for another process that prepares the same data", 0, 0)
+            progress("waiting for another process that prepares the same data", 0, 1)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -17,7 +17,7 @@ META_NAME = "meta.json"  # written last
 PartName = Literal["train", "test"]
 PARTS: tuple[PartName, PartName] = ("train", "test")
 
-# Called as progress(what, done, total); `total` is 0 where nobody can know it.
+# Called as progress(what, done, total).
 Progress = Callable[[str, int, int], None]
 
 

@@ -4,7 +4,9 @@ They are loaded when they are first needed, so that a prepared data set costs no
 """
 
 import contextlib
+import io
 import socket
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from http.client import HTTPException
@@ -22,6 +24,7 @@ from amp_sweep.data.subset import choose
 
 _CHUNK = 1024
 _NO_ANSWER_S = 30.0
+_ARCHIVE_MIB = 163
 
 
 def digits(train_images: int | None, test_images: int | None) -> Source:
@@ -54,9 +57,7 @@ def cifar10(
     from torchvision.datasets import CIFAR10
 
     def load(train: bool) -> Any:
-        with warnings.catch_warnings():
-            # The pickles of 2009 are not written as NumPy 2.4 would like them.
-            warnings.simplefilter("ignore", np.exceptions.VisibleDeprecationWarning)
+        with _old_pickles():
             return CIFAR10(str(root), train=train, download=False)
 
     if not _is_there(lambda: load(train=False)):
@@ -90,19 +91,51 @@ def _download(dataset: Any, root: Path, progress: Progress) -> None:
     archive = root / dataset.filename
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with locked(root / ".download.lock", progress):
-            progress("downloading CIFAR-10 (170 MB)", 0, 1)
-            with _impatient(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", np.exceptions.VisibleDeprecationWarning)
-                # Returns at once where another process has done it meanwhile.
-                dataset(str(root), train=True, download=True)
-            progress("downloading CIFAR-10 (170 MB)", 1, 1)
+        with (
+            locked(root / ".download.lock", progress),
+            _impatient(),
+            _watched(archive, progress),
+            _old_pickles(),
+        ):
+            # Returns at once where another process has done it meanwhile.
+            dataset(str(root), train=True, download=True)
     except (OSError, RuntimeError, EOFError, HTTPException, TarError) as error:
         raise DataError(
             f"CIFAR-10 is not in {root} and cannot be downloaded there ({error}). Without a "
             f"network: fetch {dataset.url} elsewhere and put it at {archive}, or use your own "
             "images with data=imagefolder data.root=FOLDER, or data=digits, which needs none"
         ) from error
+
+
+@contextlib.contextmanager
+def _old_pickles() -> Iterator[None]:
+    """The pickles of 2009 are not written as NumPy 2.4 would like them, and it says so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", np.exceptions.VisibleDeprecationWarning)
+        yield
+
+
+@contextlib.contextmanager
+def _watched(archive: Path, progress: Progress) -> Iterator[None]:
+    """Report how much of the archive is there, in place of torchvision's own bar."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            with contextlib.suppress(OSError):
+                done = min(archive.stat().st_size // 2**20, _ARCHIVE_MIB - 1)
+                progress("downloading CIFAR-10 (MiB)", done, _ARCHIVE_MIB)
+
+    progress("downloading CIFAR-10 (MiB)", 0, _ARCHIVE_MIB)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        over.set()
+        watcher.join()
+    progress("downloading CIFAR-10 (MiB)", _ARCHIVE_MIB, _ARCHIVE_MIB)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -110,8 +111,11 @@ def merge(tallies: Iterable[Tally]) -> Tally:
 
 def save_array(path: Path, array: NDArray[Any]) -> None:
     """Write a small array as `.npy`. Raises DataError."""
+    # NumPy itself would tell of a full disk without the system's reason.
+    content = io.BytesIO()
+    np.save(content, array)
     with writing(path):
-        np.save(path, array)
+        path.write_bytes(content.getbuffer())
 
 
 def content_digest(

@@ -20,7 +20,7 @@ _SEED = 20
 _CHUNK = 512
 
 # Chosen so that a small network passes 0.9 within a few epochs, and not within the first.
-_CONTRAST = 24.0
+_CONTRAST = 16.0
 _NOISE = 64.0
 _MAX_FREQUENCY = 3
 

@@ -46,6 +46,7 @@ class Writer:
                 current.note(note)
             current.effective = self._effective()
             current.epochs = progress.epochs
+            current.segments[-1]["from_epoch"] = progress.epoch
 
     @contextlib.contextmanager
     def _record(self) -> Any:

@@ -239,6 +239,12 @@ def test_differing_commits_and_uncommitted_changes_are_warned_about(make_run: Ma
     assert "uncommitted changes in the code of 1 of 2 runs" in warnings
 
 
+def test_other_images_under_the_same_settings_are_warned_about(make_run: Make) -> None:
+    make_run(effective={"data_digest": "aa"})
+    sweep = make_run("ddp", effective={"data_digest": "bb"}).parent
+    assert compared(sweep).warnings == ("runs on digits saw different images (data_digest)",)
+
+
 def test_the_articles_input_as_written_is_one_table_with_footnotes(
     make_matrix: Make, article: dict[str, Any]
 ) -> None:

@@ -4,11 +4,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from amp_sweep import config, record
+from amp_sweep import record
 from analysis import key
 from analysis.columns import SECTIONS
 from analysis.load import load, swept_axes
@@ -169,6 +170,11 @@ def test_times_of_ending_may_be_seconds_since_1970(make_run: Make) -> None:
     assert load(old, new)[0]["run_dir"].tolist() == [str(new)]
 
 
+@pytest.mark.parametrize("ended_at", [None, "soon", "", 10**400, [1], True])
+def test_an_end_that_is_no_time_falls_back_to_the_files_own(make_run: Make, ended_at: Any) -> None:
+    assert len(load(make_run(ended_at=ended_at))[0]) == 1
+
+
 def test_a_completed_run_counts_before_a_newer_one_that_is_not(make_run: Make) -> None:
     done = make_run(sweep="one")
     make_run(sweep="two", status="failed", ended_at="2027-01-01T00:00:00+00:00")
@@ -224,15 +230,12 @@ def test_texts_of_records_are_one_printable_line(make_run: Make) -> None:
     assert frame["error_message"].tolist() == ["a b [31m?"]
 
 
-def test_the_identity_is_that_of_the_config_module(make_run: Make) -> None:
-    assert key.NOT_IDENTITY == config.NOT_IDENTITY
-    assert key.CONTENT_BY_NAME == config.CONTENT_BY_NAME
-    later = {name: str(value) for name, value in config.ADDED_LATER.items()}
-    assert later == key.ADDED_LATER
+def test_the_key_has_the_fields_of_the_fingerprint_and_no_others(make_run: Make) -> None:
     for settings in ({}, {"data.name": "imagefolder", "data.root": "/images"}):
         run = record.read(make_run(settings=settings) / "record.json")
-        flat = {f"config.{name}": value for name, value in key.flatten(run.config).items()}
-        assert key.identity(flat) == config.identity(config.from_dict(run.config))
+        columns = {f"config.{name}": value for name, value in record.flatten(run.config).items()}
+        assert key.identity(columns) == record.identity(record.flatten(run.config))
+        assert ("data.root" in key.identity(columns)) == bool(settings)
 
 
 def test_importing_it_brings_in_neither_torch_nor_hydra() -> None:

@@ -1,10 +1,11 @@
 import csv
 import io
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from rich.console import Console
 
 import analysis
-from analysis import report, texts
+from amp_sweep import record
+from analysis import report
 from analysis.__main__ import main
 from analysis.compare import compare
 from analysis.load import load
@@ -49,15 +51,15 @@ def rows_of(text: str, first: str) -> list[str]:
         (6.21, "6.2 s"),
         (59.96, "1 m 00 s"),
         (65, "1 m 05 s"),
-        (3599.6, "1 h 00 m"),
-        (3725, "1 h 02 m"),
-        (180000, "50 h 00 m"),
+        (3599.6, "1 h 00 m 00 s"),
+        (3725, "1 h 02 m 05 s"),
+        (180000, "50 h 00 m 00 s"),
     ],
 )
 def test_durations_are_readable_and_round_without_a_sixtieth_second(
     seconds: float, text: str
 ) -> None:
-    assert texts.duration(seconds) == text
+    assert record.duration(seconds) == text
 
 
 def test_failed_and_pending_cells_are_shown_and_what_nobody_asked_for_is_a_dash(
@@ -134,6 +136,39 @@ def test_the_articles_figures_stand_beside_ours_with_their_provenance(
         assert "none scaler 2 m 06 s 27 min 0.9700 not given" in flat
         assert "dp scaler 2 m 06 s not given 0.9700 0.8409" in flat
         assert "one RTX 2060 laptop GPU, world size 1, one run each" in flat
+
+
+ODD: list[Any] = [None, True, -1, 0, 1.5, 10**400, 2**63, "", "x|y", "[b]", "\x1b[31m\ud800"]
+ODD += ["a\nb", [], [None], [1, "a"], [[1]], {}, {"a": {"b": [1]}}]
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if at:
+        yield at
+    if isinstance(value, dict | list):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(item, (*at, name))
+
+
+@pytest.mark.parametrize("first", [0, 5, 11])
+def test_no_value_in_any_field_of_a_record_stops_the_program(
+    make_run: Make, tmp_path: Path, first: int
+) -> None:
+    """A run per field, with an odd value there in turn; all of them in one sweep."""
+    error = {"type": "E", "message": "m", "rank": 0, "exitcode": 1}
+    run = make_run("ddp", gpu=True, notes=("no effect here: x",), error=error)
+    text = (run / "record.json").read_text()
+    for number, (*outer, last) in enumerate(places(json.loads(text))):
+        changed = json.loads(text)
+        inner = changed
+        for name in outer:
+            inner = inner[name]
+        inner[last] = ODD[(first + number) % len(ODD)]
+        changed["fingerprint"] = changed["fingerprint"] if last == "fingerprint" else f"{number}"
+        path = tmp_path / "odd" / f"r{number}" / "record.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(changed))
+    assert main([str(tmp_path / "odd")]) == 0
 
 
 GOLDEN = """\

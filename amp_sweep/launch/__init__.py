@@ -1,0 +1,13 @@
+"""Start and supervise the ranks of one cell, and turn any ending into a status.
+
+PyTorch's elastic agent starts the ranks, from a forkserver that has imported everything, so
+that a cell begins in fractions of a second in fresh processes. The agent runs in a thread: the
+main thread watches progress, endings and interrupts, and alone decides when ranks must go. This
+process never touches CUDA and never joins a process group.
+"""
+
+from amp_sweep.launch.cell import record_for, run_cell
+from amp_sweep.launch.interrupts import Interrupts
+from amp_sweep.launch.preparing import prepare_here
+
+__all__ = ["Interrupts", "prepare_here", "record_for", "run_cell"]
