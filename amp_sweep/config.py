@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import sys
 import types
 import typing
 from dataclasses import dataclass, field
@@ -184,6 +185,16 @@ def is_own_callable(name: str) -> bool:
     return bool(OWN_CALLABLE.match(name))
 
 
+def find_own_code() -> None:
+    """Let a person's own modules in the working directory be imported, as `python -m` does.
+
+    Console scripts do not have it on the path; it comes last, so that it shadows nothing.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+
+
 def conf_dir() -> Path:
     """Folder of the YAML groups: inside the package when installed, beside it in a checkout."""
     inside = Path(__file__).parent / "conf"
@@ -252,7 +263,7 @@ def normalise(config: RunConfig) -> RunConfig:
         model = dataclasses.replace(model, width=1.0)
     elif model.name != "alexnet" and model.width is not None:
         model = dataclasses.replace(model, width=None)
-    if parallel.name == "none":  # always one device
+    if parallel.name == "none" and not isinstance(parallel.devices, str):  # always one device
         parallel = dataclasses.replace(parallel, devices="auto", backend="auto")
     return dataclasses.replace(config, data=data, model=model, parallel=parallel)
 

@@ -37,7 +37,7 @@ class EpochSteps:
 def train_step(trainer: Trainer, images: Tensor, labels: Tensor) -> Tensor:
     """One update; the mean loss of the batch [], still on the device."""
     loss: Tensor = trainer.loss(images, labels).mean()
-    trainer.scaler.scale(loss).backward()
+    trainer.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     if trainer.clip_norm is not None:
         trainer.scaler.unscale_(trainer.optimizer)
         nn.utils.clip_grad_norm_(trainer.parameters, trainer.clip_norm)

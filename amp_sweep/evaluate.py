@@ -91,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--which", choices=("final", "best"), default="final", help="which weights (final)"
     )
     options = parser.parse_args(arguments)
+    config.find_own_code()
     screen = Screen(len(options.runs))
     code = 0
     for root in options.runs:

@@ -9,6 +9,7 @@ from multiprocessing import forkserver
 PRELOAD = (
     "hydra",  # a forked process runs the main module again, which imports it
     "amp_sweep.worker",
+    "amp_sweep.data.pipeline",
     "torch.distributed.elastic.multiprocessing.api",
     "torch.utils.tensorboard",
 )

@@ -4,6 +4,7 @@
 is about the request on one machine and makes a cell `invalid` there.
 """
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -189,9 +190,8 @@ def _value_problems(flat: dict[str, Any]) -> list[str]:
     for key, allowed in CHOICES.items():
         value = flat[key]
         if value != MISSING and value not in allowed:
-            near = difflib.get_close_matches(str(value), allowed, n=1)
-            meant = f" (did you mean {near[0]}?)" if near else ""
-            problems.append(f"{key}={value}: allowed are {', '.join(allowed)}{meant}")
+            near = _near(str(value), allowed)
+            problems.append(f"{key}={value}: allowed are {', '.join(allowed)}{near}")
     for key, word in WORD_OR_NUMBER.items():
         if isinstance(flat[key], str) and flat[key] != word:
             problems.append(f"{key}={flat[key]}: a number or {word}")
@@ -205,6 +205,49 @@ def _value_problems(flat: dict[str, Any]) -> list[str]:
             value = flat[key]
             if isinstance(value, int | float) and not holds(value, bound):
                 problems.append(f"{key}={value}: {words} {bound:g}")
+    return problems
+
+
+def _near(word: str, allowed: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, allowed, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def check_arguments(arguments: Sequence[str]) -> list[str]:
+    """What is wrong with the keys of command-line overrides, before Hydra composes them.
+
+    Hydra ends with a traceback for a group set to null, and does not say which keys there are.
+    Additions (`+key`), deletions (`~key`), options and Hydra's own keys are left to it.
+    """
+    sections = {
+        item.name: tuple(field.name for field in dataclasses.fields(item.type))
+        for item in dataclasses.fields(RunConfig)
+        if isinstance(item.type, type) and dataclasses.is_dataclass(item.type)
+    }
+    top = tuple(item.name for item in dataclasses.fields(RunConfig))
+    problems = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or not key.replace(".", "").replace("_", "").isalnum():
+            continue
+        first, _, rest = key.partition(".")
+        if first == "hydra":
+            continue
+        if first not in top:
+            problems.append(
+                f"{argument}: there is no key {first!r}{_near(first, top)}; "
+                f"there are {', '.join(top)}"
+            )
+        elif rest and rest not in sections.get(first, ()):
+            keys = sections.get(first, ())
+            problems.append(
+                f"{argument}: {first} has no key {rest!r}{_near(rest, keys)}; "
+                f"it has {', '.join(keys) or 'none'}"
+            )
+        elif not rest and first in sections and set(value.split(",")) & {"null", ""}:
+            choices = CHOICES.get(f"{first}.name")
+            hint = f"choose one of {', '.join(choices)}" if choices else "choose one by name"
+            problems.append(f"{argument}: null is no choice; {hint}")
     return problems
 
 

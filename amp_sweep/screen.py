@@ -163,6 +163,8 @@ def error_words(result: Record) -> str:
     if not error:
         return ""
     rank = f" (rank {error['rank']})" if error.get("rank") is not None else ""
+    if result.status == record.INVALID:
+        return f": {error.get('message')}"
     text = f"{rank}: {error.get('type')}: {error.get('message')}"
     trace = error.get("traceback")
     if trace and result.status == record.FAILED:

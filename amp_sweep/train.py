@@ -7,7 +7,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from amp_sweep import config, forkserver
+from amp_sweep import config, forkserver, legality
 
 
 class CellNotCompleted(Exception):
@@ -37,6 +37,12 @@ def main() -> None:
     """The entry point; Hydra runs once, in this process."""
     if sys.platform == "win32":
         sys.exit("error: native Windows is not supported; use WSL 2")
+    problems = legality.check_arguments(sys.argv[1:])
+    for problem in problems:
+        sys.stderr.write(f"error: {problem}\n")
+    if problems:
+        sys.exit(1)
+    config.find_own_code()
     config.register()
     hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="config")(
         _task

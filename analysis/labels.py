@@ -105,7 +105,7 @@ def settings(found: key.Key) -> str:
     told = [
         (found.get("data.image_size"), "{} px"),
         (found.get("data.batch_size"), _batch(found)),
-        (found.get("epochs"), "{} epochs"),
+        (found.get("epochs"), "1 epoch" if found.get("epochs") == "1" else "{} epochs"),
         (found.get("optimizer.name"), "{}"),
         (found.get("optimizer.lr"), "lr {}"),
         (found.get("scheduler.name"), "{}"),

@@ -86,8 +86,8 @@ def _store_arrays(
             classes = tuple(str(label) for label in range(int(joined.max()) + 1))
         _check_labels(source.name, name, joined, classes)
         parts[name] = (joined, merge(tallies))
-    assert shape is not None  # no part is empty
-    assert classes is not None
+    if shape is None or classes is None:
+        raise DataError(f"data.name={source.name}: no images")
     return finish(folder, made_from, classes, shape, parts, resized_to=resize_to)
 
 

@@ -1,11 +1,8 @@
 """Many image files decoded in parallel, into the store or only looked at. No torch here."""
 
 import multiprocessing
-import multiprocessing.connection
 import os
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import (
@@ -24,6 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from amp_sweep.data.children import FOR_THE_PARENT, end_with_parent, signals_held
 from amp_sweep.data.decode import open_rgb, resize
 from amp_sweep.data.folder import FileList, Listing
 from amp_sweep.data.prepared import (
@@ -120,19 +118,6 @@ def decode_into(images: Any, paths: list[str], resize_to: int | None) -> None:
         images[index] = np.asarray(image)
 
 
-def end_with_parent() -> None:
-    """End this process when its parent is gone, however the parent went."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch(sentinel: int) -> None:
-        multiprocessing.connection.wait([sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, args=(parent.sentinel,), daemon=True).start()
-
-
 def _files(listing: Listing, part: PartName) -> FileList:
     return listing.train if part == "train" else listing.test
 
@@ -144,8 +129,6 @@ def _cores() -> int:
 
 
 def _start_worker() -> None:
-    # Ctrl-C reaches every process of the terminal; the parent alone answers it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     end_with_parent()
 
@@ -205,7 +188,8 @@ def _run(
 ) -> list[Tally]:
     tallies = []
     done = 0
-    pending = {executor.submit(_decode_job, job): len(job.paths) for job in jobs}
+    with signals_held(FOR_THE_PARENT):  # the first job starts the processes
+        pending = {executor.submit(_decode_job, job): len(job.paths) for job in jobs}
     try:
         for future in as_completed(pending):
             tallies.append(future.result())

@@ -1,13 +1,11 @@
 """Images fetched on the host, in this process or in loader processes."""
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from multiprocessing import resource_tracker
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from amp_sweep.data.children import FOR_THE_PARENT, end_with_parent, signals_held
 from amp_sweep.data.decode import open_rgb, resize
-from amp_sweep.data.files import decode_into, end_with_parent
+from amp_sweep.data.files import decode_into
 from amp_sweep.data.prepared import (
     DataError,
     PartName,
@@ -28,9 +27,8 @@ from amp_sweep.data.prepared import (
 )
 from amp_sweep.data.store import SizesVary
 
-# SLURM sends its warnings to every process of a job. A loader process, or the forkserver it
-# comes from, that died of one would take its rank down before the rank has saved its state.
-_FOR_THE_RANK = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+# SIGTERM is the way to end a loader process; on Linux one can see who sent it.
+_HELD = FOR_THE_PARENT | ({signal.SIGTERM} if sys.platform == "linux" else set())
 
 _PRELOADED = ["torch", "numpy", "PIL.Image", "amp_sweep.data.loader"]
 
@@ -204,7 +202,7 @@ class HostBatches:
             raise ValueError("these batches are closed")
         # NumPy: a tensor would go to the loader process through shared memory.
         self._plan.batches = [indices.numpy() for indices in batches]
-        with _signals_held():  # what starts here inherits it
+        with signals_held(_HELD):  # the first run starts the processes
             made = iter(self._loader)
         for batch in made:
             if isinstance(batch, DataError):
@@ -216,26 +214,9 @@ class HostBatches:
         self._loader = None
 
 
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _held())
-    try:
-        # Starting it unblocks some signals again, so not when the forkserver does it.
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _held())
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _held() -> set[signal.Signals]:
-    # Where nobody can tell who sent it, SIGTERM must stay the way to end a loader process.
-    return _FOR_THE_RANK if sys.platform == "linux" else _FOR_THE_RANK - {signal.SIGTERM}
-
-
 def _start_worker(_: int) -> None:
     """First thing in a loader process: it ends with its rank, or when its rank says so."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _held())
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
     end_with_parent()
     rank = multiprocessing.parent_process()
     if rank is not None and sys.platform == "linux":

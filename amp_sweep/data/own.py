@@ -17,6 +17,7 @@ from amp_sweep.data.store import Images, Labels, SizesVary
 from amp_sweep.data.subset import choose
 
 _CHUNK = 256
+_MOST_CLASSES = 1_000_000  # a label beyond is an identifier, not a class
 _ITEM = "(PIL image or numpy uint8 array [height, width] or [height, width, 1 or 3], int label)"
 
 
@@ -102,6 +103,8 @@ def _item(item: Any, where: str, resize_to: int | None) -> tuple[Images, int]:
         label = operator.index(item[1])
     except TypeError as error:
         raise DataError(f"{where}: expected {_ITEM}, got label {item[1]!r}") from error
+    if abs(label) >= _MOST_CLASSES:
+        raise DataError(f"{where}: label {label}, expected class numbers from 0 on")
     image = _pixels(item[0])
     if image is None:
         raise DataError(f"{where}: expected {_ITEM}, got {_describe(item[0])}")

@@ -87,7 +87,11 @@ class Split:
         self._size = config.image_size
         self._channels_last = channels_last
         self._resizes = (prepared.height, prepared.width) != (self._size, self._size)
-        self._shrinks = prepared.height > self._size or prepared.width > self._size
+        # PIL's filter widens where it shrinks, which is called antialias here. Where it only
+        # enlarges the flag changes nothing but the kernel: on a CPU (2.14, one thread, 8 to 64
+        # pixels) the other one takes 2.7 times as long.
+        shrinks = prepared.height > self._size or prepared.width > self._size
+        self._antialias = shrinks or device.type == "cpu"
         labels = torch.tensor(map_array(labels_path(prepared.folder, part)))
         self.labels = labels.to(device)
         self._scale, self._bias = _affine(prepared, config.normalize, device)
@@ -197,13 +201,12 @@ class Split:
     def _sized(self, images: torch.Tensor) -> torch.Tensor:
         if not self._resizes:
             return images
-        # PIL's bilinear filter widens when it shrinks, which is called antialias here.
         return F.interpolate(
             images,
             size=(self._size, self._size),
             mode="bilinear",
             align_corners=False,
-            antialias=self._shrinks,
+            antialias=self._antialias,
         )
 
     def _in_format(self, images: torch.Tensor) -> torch.Tensor:

@@ -84,12 +84,13 @@ def _chunks(part: PartName, count: int, classes: int, size: int) -> Iterator[tup
     length = max(1, min(_CHUNK, 2**23 // (size * size * 3)))
     for start in range(0, count, length):
         random = np.random.Generator(np.random.PCG64([_SEED, 1 + PARTS.index(part), start]))
-        labels = np.arange(start, start + length, dtype=np.int64) % classes
-        shifts = random.integers(-reach, reach + 1, size=(2, length, 1))
-        contrast = random.uniform(0.5, 1.5, size=(length, 1, 1, 1)).astype(np.float32)
-        noise = random.standard_normal((length, size, size, 3), dtype=np.float32)
-        places = (np.arange(size) + shifts) % size  # [2, length, size]
+        kept = min(length, count - start)
+        labels = np.arange(start, start + kept, dtype=np.int64) % classes
+        shifts = random.integers(-reach, reach + 1, size=(2, length, 1))[:, :kept]
+        contrast = random.uniform(0.5, 1.5, size=(length, 1, 1, 1))[:kept].astype(np.float32)
+        # Drawn last and in order, so that it need not be drawn for images that are not kept.
+        noise = random.standard_normal((kept, size, size, 3), dtype=np.float32)
+        places = (np.arange(size) + shifts) % size  # [2, kept, size]
         images = patterns[labels[:, None, None], places[0][:, :, None], places[1][:, None, :]]
         images = 128.0 + _CONTRAST * contrast * images + _NOISE * noise
-        kept = min(length, count - start)
-        yield np.clip(np.rint(images), 0, 255).astype(np.uint8)[:kept], labels[:kept]
+        yield np.clip(np.rint(images), 0, 255).astype(np.uint8), labels

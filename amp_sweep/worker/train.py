@@ -66,6 +66,8 @@ def run_cell(job: RankJob, paths: RunPaths, ranks: Ranks, stop: StopRequest) -> 
         writer.finish(progress, vars(segment), ranks.gather(_report(cell, segment)))
     finally:
         writer.close()
+        cell.train.close()
+        cell.test.close()
     ranks.leave()
     return record.COMPLETED if finished else record.INTERRUPTED
 

@@ -138,6 +138,7 @@ RIGHT = "(np.zeros((4, 4, 3), np.uint8), 0)"
         (items("(Image.new('F', (4, 4)), 0)"), "got a PIL image of mode F"),
         (items("(np.zeros((4, 4), np.uint8), 'cat')"), "got label 'cat'"),
         (items("(np.zeros((4, 4), np.uint8), 1.5)"), "got label 1.5"),
+        (items("(np.zeros((4, 4), np.uint8), 10**30)"), "expected class numbers from 0 on"),
         (items("(np.zeros((4, 4), np.uint8), -1)"), "train image 0 has label -1, expected 0 to"),
         (
             items("(np.zeros((4, 4), np.uint8), 0 if train else 1)"),
