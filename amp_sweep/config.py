@@ -59,9 +59,9 @@ class ParallelConfig:
     """How many devices share a batch, and how."""
 
     name: str = MISSING  # none, dp, ddp
-    devices: int | str = "auto"
-    backend: str = "auto"  # ddp: nccl on CUDA, gloo on a CPU
-    sync_batch_norm: bool = False  # ddp only
+    devices: int | str = "auto"  # of dp and ddp; none has one
+    backend: str = "auto"  # of ddp: nccl on CUDA, gloo on a CPU
+    sync_batch_norm: bool = False  # of ddp
 
 
 @dataclass(frozen=True)
@@ -263,8 +263,10 @@ def normalise(config: RunConfig) -> RunConfig:
         model = dataclasses.replace(model, width=1.0)
     elif model.name != "alexnet" and model.width is not None:
         model = dataclasses.replace(model, width=None)
-    if parallel.name == "none" and not isinstance(parallel.devices, str):  # always one device
-        parallel = dataclasses.replace(parallel, devices="auto", backend="auto")
+    if parallel.name != "ddp":  # only ddp has a process group
+        parallel = dataclasses.replace(parallel, backend="auto", sync_batch_norm=False)
+    if parallel.name == "none" and isinstance(parallel.devices, int):  # always one device
+        parallel = dataclasses.replace(parallel, devices="auto")
     return dataclasses.replace(config, data=data, model=model, parallel=parallel)
 
 

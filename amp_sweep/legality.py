@@ -113,14 +113,6 @@ RULES: tuple[Rule, ...] = (
         "{processes} devices (parallel={c.parallel.name}); choose a multiple of {processes}",
     ),
     Rule(
-        lambda c: c.parallel.sync_batch_norm and c.parallel.name != "ddp",
-        "parallel.sync_batch_norm=true works with parallel=ddp only",
-    ),
-    Rule(
-        lambda c: c.parallel.backend != "auto" and c.parallel.name != "ddp",
-        "parallel.backend={c.parallel.backend} works with parallel=ddp only",
-    ),
-    Rule(
         lambda c: c.parallel.backend == "nccl" and c.device == "cpu",
         "parallel.backend=nccl needs CUDA devices; on a CPU it is gloo",
     ),

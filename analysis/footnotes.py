@@ -76,6 +76,6 @@ def of_missing(row: Row) -> str:
         return f"{row['epochs_done']} of {row.get('config.epochs') or '?'} epochs done"
     notes = items(row["notes"])
     message = row["error_message"] or (notes[0] if notes else "")
-    kind = row["error_type"] or ""
+    kind = "" if row["status"] == record.INVALID else row["error_type"] or ""
     text = f"{kind}: {message}" if kind and message else kind or message
     return text if len(text) <= 200 else text[:197] + "..."
