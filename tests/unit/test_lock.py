@@ -1,0 +1,317 @@
+"""The lock of a run directory, between real processes."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from amp_sweep import lock
+from amp_sweep.lock import Lock, LockHeld
+
+# Takes the lock argv[1], says so, and holds it until a line or the end comes on stdin.
+HOLDER = """
+import sys
+from pathlib import Path
+from amp_sweep.lock import Lock, LockHeld
+try:
+    with Lock(Path(sys.argv[1])):
+        print("held", flush=True)
+        sys.stdin.readline()
+except LockHeld as error:
+    print("refused", error.owner["pid"], flush=True)
+"""
+
+# Takes the lock argv[1] argv[2] times. Inside it leaves a dead owner's lock behind in the place
+# of its own, so that every turn begins with a race for a stale lock.
+RACER = """
+import json, os, sys, time
+from pathlib import Path
+from amp_sweep.lock import Lock, LockHeld
+path, turns = Path(sys.argv[1]), int(sys.argv[2])
+inside, stale = path.with_name("inside"), path.with_name("stale").read_text()
+print("ready", flush=True)
+sys.stdin.readline()
+done = 0
+while done < turns:
+    try:
+        with Lock(path):
+            os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # fails if another is inside
+            time.sleep(0.002)
+            inside.unlink()
+            done += 1
+            mine = path.with_name(f"stale.{os.getpid()}")
+            mine.write_text(stale)
+            mine.replace(path)
+    except LockHeld:
+        time.sleep(0.002)
+print("done", done, flush=True)
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lock"
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    children: list[subprocess.Popen[str]] = []
+
+    def run(code: str, *arguments: object) -> "subprocess.Popen[str]":
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        children.append(child)
+        return child
+
+    yield run
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def said(child: "subprocess.Popen[str]") -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def release(child: "subprocess.Popen[str]") -> None:
+    child.communicate("\n", timeout=20)
+    assert child.returncode == 0
+
+
+def write_owner(path: Path, age_s: float = 0.0, **changes: Any) -> dict[str, Any]:
+    """A lock as this process would hold it, with changes, its last heartbeat `age_s` ago."""
+    owner = {
+        "host": socket.gethostname(),
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "pid": os.getpid(),
+        "started": psutil.Process().create_time(),
+        "job_id": None,
+        "token": "t0",
+        **changes,
+    }
+    path.write_text(json.dumps(owner))
+    then = time.time() - age_s
+    os.utime(path, (then, then))
+    return owner
+
+
+def taken(path: Path) -> bool:
+    """Whether this process gets the lock."""
+    try:
+        with Lock(path):
+            return True
+    except LockHeld:
+        return False
+
+
+def test_a_lock_excludes_another_process_and_names_its_owner(path: Path, start: Start) -> None:
+    holder = start(HOLDER, path)
+    assert said(holder) == "held"
+    with pytest.raises(LockHeld) as caught, Lock(path):
+        pass
+    assert caught.value.owner["pid"] == holder.pid
+    assert str(holder.pid) in str(caught.value) and socket.gethostname() in str(caught.value)
+    assert said(start(HOLDER, path)) == f"refused {holder.pid}"
+    release(holder)
+    assert taken(path)
+
+
+def test_a_lock_is_gone_after_the_block_and_leaves_nothing(path: Path, start: Start) -> None:
+    with Lock(path):
+        assert path.exists()
+    assert list(path.parent.iterdir()) == []
+    with contextlib.suppress(ZeroDivisionError), Lock(path):
+        raise ZeroDivisionError
+    assert list(path.parent.iterdir()) == []
+    holder = start(HOLDER, path)
+    assert said(holder) == "held"
+    assert [item.name for item in path.parent.iterdir()] == ["lock"]
+    release(holder)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_the_process_itself_cannot_take_a_lock_twice(path: Path) -> None:
+    with Lock(path):
+        assert not taken(path)
+        assert path.exists()
+
+
+def test_the_lock_of_a_killed_process_is_taken_over_at_once(path: Path, start: Start) -> None:
+    holder = start(HOLDER, path)
+    assert said(holder) == "held"
+    owner = lock.read_owner(path)
+    assert owner is not None and lock.is_alive(path, owner)
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert path.exists()
+    assert not lock.is_alive(path, owner)
+    with Lock(path):
+        now = lock.read_owner(path)
+        assert now is not None and now["pid"] == os.getpid()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_dead_process_that_nobody_has_waited_for_is_dead(path: Path, start: Start) -> None:
+    holder = start(HOLDER, path)
+    assert said(holder) == "held"
+    holder.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+    assert psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE
+    assert taken(path)
+
+
+def test_a_process_id_that_is_used_again_is_another_process(path: Path) -> None:
+    write_owner(path)
+    assert not taken(path)
+    write_owner(path, started=psutil.Process().create_time() - 3600)
+    assert taken(path)
+
+
+def test_an_owner_before_this_machines_last_start_is_dead(path: Path) -> None:
+    write_owner(path, boot_id="00000000-0000-0000-0000-000000000000")
+    assert taken(path)
+
+
+@pytest.mark.parametrize(("age_s", "alive"), [(0, True), (30, True), (90, False), (1e6, False)])
+def test_an_owner_on_another_machine_lives_while_its_heart_beats(
+    path: Path, age_s: float, alive: bool
+) -> None:
+    owner = write_owner(path, age_s, host="elsewhere", boot_id="x", pid=1)
+    assert lock.is_alive(path, owner) == alive
+    assert taken(path) == (not alive)
+
+
+def test_the_question_whether_an_owner_lives_leaves_nothing_behind(path: Path) -> None:
+    owner = write_owner(path, 30, host="elsewhere", boot_id="x")
+    before = path.stat().st_mtime
+    lock.is_alive(path, owner)
+    assert path.stat().st_mtime == before
+    assert [item.name for item in path.parent.iterdir()] == ["lock"]
+
+
+def test_a_requeued_job_takes_over_its_own_lock_from_another_node(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_owner(path, 0, host="node1", boot_id="x", job_id="77")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert not taken(path)
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    assert not taken(path)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    assert taken(path)
+
+
+def test_the_same_jobs_live_process_on_this_node_keeps_its_lock(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    write_owner(path, 0, job_id="77")
+    assert not taken(path)
+
+
+def test_the_heart_beats_while_the_lock_is_held(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.02)
+    with Lock(path):
+        os.utime(path, (1000, 1000))
+        deadline = time.monotonic() + 10
+        while path.stat().st_mtime < 2000:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_heartbeat_comes_well_before_an_owner_is_believed_dead() -> None:
+    assert 3 * lock.HEARTBEAT_S <= lock.STALE_S
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", "null", "\x00\x00", '{"host": "x"'])
+def test_an_unreadable_lock_is_held_while_fresh_and_stale_when_old(
+    path: Path, content: str
+) -> None:
+    path.write_text(content)
+    assert lock.read_owner(path) == {}
+    with pytest.raises(LockHeld, match=r"process \? on \?"), Lock(path):
+        pass
+    assert path.read_text() == content
+    os.utime(path, (1000, 1000))
+    assert taken(path)
+
+
+@pytest.mark.parametrize("changes", [{"pid": "x"}, {"pid": None}, {"started": None}])
+def test_an_owner_here_that_cannot_be_looked_up_is_dead(path: Path, changes: Any) -> None:
+    write_owner(path, **changes)
+    assert taken(path)
+
+
+def test_no_lock_has_no_owner(path: Path) -> None:
+    assert lock.read_owner(path) is None
+
+
+def test_an_owner_is_described_with_its_job() -> None:
+    owner = {"pid": 12, "host": "n1", "job_id": None}
+    assert lock.describe(owner) == "process 12 on n1"
+    assert lock.describe({**owner, "job_id": "77"}) == "process 12 on n1, job 77"
+
+
+def test_a_lock_that_was_taken_away_is_not_anothers_to_remove(path: Path) -> None:
+    with Lock(path):
+        write_owner(path, token="another")
+    owner = lock.read_owner(path)
+    assert owner is not None and owner["token"] == "another"
+
+
+def test_a_lock_that_vanished_is_no_error_on_the_way_out(path: Path) -> None:
+    with Lock(path):
+        path.unlink()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError), Lock(tmp_path / "nowhere" / "lock"):
+        pass
+
+
+def test_a_contender_that_died_while_taking_over_stops_nobody_for_ever(path: Path) -> None:
+    write_owner(path, started=0)
+    guard = path.with_name(".lock.takeover")
+    guard.touch()
+    os.utime(guard, (1000, 1000))
+    assert taken(path)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_eight_processes_racing_for_a_stale_lock_hold_it_one_at_a_time(
+    path: Path, start: Start
+) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    write_owner(path, pid=dead.pid, started=psutil.Process(dead.pid).create_time())
+    dead.wait()
+    path.with_name("stale").write_text(path.read_text())
+    racers = [start(RACER, path, 5) for _ in range(8)]
+    assert [said(racer) for racer in racers] == ["ready"] * 8
+    for racer in racers:  # as close to one another as can be
+        assert racer.stdin is not None
+        racer.stdin.write("\n")
+        racer.stdin.flush()
+    answers = [said(racer) for racer in racers]
+    codes = [racer.wait(timeout=30) for racer in racers]
+    assert answers == ["done 5"] * 8
+    assert codes == [0] * 8

@@ -1,0 +1,429 @@
+"""One rank from its job to its record, in this process: none of it is replaced."""
+
+import csv
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amp_sweep import checkpoint, config, data, models, parallel, record
+from amp_sweep.config import RunConfig
+from amp_sweep.parallel import Ranks
+from amp_sweep.paths import RunPaths
+from amp_sweep.record import Record
+from amp_sweep.worker import Invalid, RankJob, prepare
+from amp_sweep.worker.build import outputs_of, rank_seed
+from amp_sweep.worker.train import Diverged, StopRequest, _next_save, run_cell
+
+Make = Callable[..., RunConfig]
+
+pytestmark = pytest.mark.usefixtures("torch_switches")
+
+NETWORKS = """
+import torch
+from torch import nn
+
+class Small(nn.Sequential):
+    def __init__(self, num_classes):
+        super().__init__(
+            nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+            nn.Dropout(0.2), nn.Linear(4 * 3 * 3, num_classes),
+        )
+
+class Stubborn(Small):
+    "Computes in float32 whatever it is told."
+    def forward(self, images):
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(images.float())
+
+class Steep(Small):
+    def forward(self, images):
+        return super().forward(images) * 1e4
+
+class Hopeless(Small):
+    def forward(self, images):
+        return super().forward(images) * torch.inf
+"""
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The name of a module with networks."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "worker_test_networks.py").write_text(NETWORKS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("AMP_SWEEP_CACHE", str(folder / "cache"))
+        yield "worker_test_networks"
+
+
+@pytest.fixture
+def settings(make: Make, module: str) -> Make:
+    """Four epochs of six steps of a small network."""
+
+    def of(**changes: Any) -> RunConfig:
+        return make(
+            **{
+                "model__name": f"{module}:Small",
+                "data__name": "synthetic",
+                "data__train_images": 50,  # two are dropped
+                "data__test_images": 23,
+                "data__classes": 3,
+                "data__source_size": 8,
+                "data__image_size": 8,
+                "data__batch_size": 8,
+                "epochs": 4,
+                "track__name": "none",
+                "track__every_steps": 5,
+                "checkpoint__min_interval_s": 1e9,
+                **changes,
+            }
+        )
+
+    return of
+
+
+class StopAt(StopRequest):
+    """A stop that is asked for before a step, as a signal would."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def go_on(self, ranks: Ranks, step: int) -> bool:
+        self.requested = self.requested or step >= self.step
+        return super().go_on(ranks, step)
+
+
+def run(
+    root: Path, cell: RunConfig, *, stop: StopRequest | None = None, resume: bool = False
+) -> str:
+    """What the launcher does around a rank, and the rank."""
+    paths = RunPaths(root)
+    root.mkdir(exist_ok=True)
+    prepared = data.prepare(cell.data)
+    plan = parallel.make_plan(cell.parallel, cell.data.batch_size, "global", "cpu", 1)
+    fingerprint = config.fingerprint(cell)
+    current = Record("matrix", fingerprint, record.RUNNING, {}, [], config.to_dict(cell))
+    if resume:
+        earlier = record.read(paths.record)
+        current.segments, current.epochs = earlier.segments, earlier.epochs
+    current.segments.append({"from_epoch": None})
+    config.save(cell, paths.config)
+    record.write(paths.record, current)
+    job = RankJob(str(root), str(prepared.folder), plan, time.time(), 1, "127.0.0.1", resume)
+    return run_cell(job, paths, Ranks(0, 0, 1), stop or StopRequest())
+
+
+def weights(root: Path, cell: RunConfig, name: str = "final_weights") -> dict[str, torch.Tensor]:
+    loaded = checkpoint.load(getattr(RunPaths(root), name), config.fingerprint(cell))
+    found: dict[str, torch.Tensor] = loaded["weights"]
+    return found
+
+
+def same_weights(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def losses(root: Path) -> list[float]:
+    return [row["train_loss"] for row in record.read(RunPaths(root).record).epochs]
+
+
+def test_a_cell_from_its_job_to_its_record(tmp_path: Path, settings: Make) -> None:
+    cell = settings()
+    root = tmp_path / "run"
+    assert run(root, cell) == record.COMPLETED
+    found = record.read(RunPaths(root).record)
+
+    # DESIGN section 5 names these.
+    assert set(found.metrics) >= {
+        *("test_accuracy", "best_test_accuracy", "test_loss", "train_loss", "train_time_s"),
+        *("startup_s", "first_step_s", "images_per_s", "step_ms_p50", "step_ms_p95"),
+        *("step_ms_p99", "data_wait_frac", "peak_allocated_mib", "peak_reserved_mib", "energy_j"),
+        *("flops_per_image", "mfu", "scaler_final_scale", "scaler_skipped_steps"),
+    }
+    assert set(found.effective) >= {
+        *("parallel", "device_type", "device_names", "world_size", "replicas", "autocast_dtype"),
+        *("observed_dtypes", "scaler_enabled", "tf32_matmul", "tf32_cudnn", "cudnn_benchmark"),
+        *("native_bf16", "memory_format", "compile", "global_batch", "per_device_batch", "steps"),
+        *("train_images", "test_images", "data_digest", "image_size"),
+    }
+    assert set(found.epochs[0]) >= {
+        *("epoch", "train_loss", "test_accuracy", "lr", "train_time_s", "images_per_s")
+    }
+    effective = found.effective
+    assert (effective["steps"], effective["train_images"]) == (4 * 6, 50)
+    assert effective["observed_dtypes"] == ["float32"] and effective["autocast_dtype"] is None
+    assert (effective["global_batch"], effective["per_device_batch"]) == (8, 8)
+    assert found.metrics["scaler_final_scale"] is None
+    assert found.metrics["optimizer_steps"] == 24
+
+    # Every null has its reason.
+    for name, value in found.metrics.items():
+        if value is None and not name.startswith(("scaler", "peak")):
+            assert any(name in note for note in found.notes), name
+
+    # Sums and maxima of the epochs' own figures.
+    rows = found.epochs
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    assert found.metrics["train_time_s"] == pytest.approx(sum(r["train_time_s"] for r in rows))
+    assert found.metrics["best_test_accuracy"] == max(r["test_accuracy"] for r in rows)
+    assert found.metrics["images_per_s"] == pytest.approx(
+        3 * 48 / sum(r["train_time_s"] for r in rows[1:])
+    )
+    for row in rows:
+        assert row["images_per_s"] == pytest.approx(48 / row["train_time_s"])
+        # The lr in force during the epoch: half a cosine over four.
+        share = (row["epoch"] - 1) / 4
+        assert row["lr"] == pytest.approx(1e-3 * (1 + math.cos(math.pi * share)) / 2)
+
+    with RunPaths(root).epochs.open() as file:
+        table = list(csv.DictReader(file))
+    assert [float(row["train_loss"]) for row in table] == losses(root)
+    with RunPaths(root).steps.open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == [1, 5, 10, 15, 20]
+
+
+def test_the_recorded_accuracy_is_that_of_the_stored_weights(
+    tmp_path: Path, settings: Make
+) -> None:
+    cell = settings(data__normalize=False)
+    run(tmp_path / "run", cell)
+    prepared = data.prepare(cell.data)
+    stored = np.load(prepared.folder / "test_images.npy")
+    images = torch.from_numpy(stored).permute(0, 3, 1, 2).float() / 255
+    truth = np.load(prepared.folder / "test_labels.npy")
+    network = models.build(cell.model.name, 3)
+    network.load_state_dict(weights(tmp_path / "run", cell))
+    with torch.no_grad():
+        answers = network.eval()(images.expand(-1, 3, -1, -1)).argmax(1).numpy()
+    found = record.read(RunPaths(tmp_path / "run").record)
+    assert found.metrics["test_accuracy"] == (answers == truth).sum() / 23
+
+
+def test_a_seed_decides_everything(tmp_path: Path, settings: Make) -> None:
+    one, again, other = (tmp_path / name for name in ("one", "again", "other"))
+    run(one, settings())
+    torch.rand(5)  # whatever was drawn in between
+    run(again, settings())
+    run(other, settings(seed=1))
+    assert losses(one) == losses(again) != losses(other)
+    assert same_weights(weights(one, settings()), weights(again, settings()))
+
+
+@pytest.mark.parametrize("step", [0, 1, 8, 12, 23])
+@pytest.mark.parametrize("precision", ["fp32", "scaler"])
+def test_a_stopped_and_resumed_run_ends_bit_for_bit_as_one_that_was_not(
+    tmp_path: Path, settings: Make, step: int, precision: str
+) -> None:
+    scaler = precision == "scaler"
+    cell = settings(
+        precision__name=precision,
+        precision__autocast=scaler,
+        precision__scaler=scaler,
+        precision__growth_interval=5,
+        scheduler__name="plateau",
+        scheduler__patience=0,
+    )
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run(whole, cell) == record.COMPLETED
+    assert run(parts, cell, stop=StopAt(step)) == record.INTERRUPTED
+    halfway = record.read(RunPaths(parts).record)
+    assert [row["epoch"] for row in halfway.epochs] == list(range(1, step // 6 + 1))
+    assert not RunPaths(parts).final_weights.exists()
+    assert run(parts, cell, resume=True) == record.COMPLETED
+
+    one, two = (record.read(RunPaths(root).record) for root in (whole, parts))
+    assert losses(whole) == losses(parts)
+    assert [row["lr"] for row in one.epochs] == [row["lr"] for row in two.epochs]
+    assert one.metrics["test_accuracy"] == two.metrics["test_accuracy"]
+    assert one.metrics["scaler_final_scale"] == two.metrics["scaler_final_scale"]
+    assert one.metrics["optimizer_steps"] == two.metrics["optimizer_steps"] == 24
+    assert [s["from_epoch"] for s in two.segments] == [0, step // 6]
+    assert same_weights(weights(whole, cell), weights(parts, cell))
+    for table in ("epochs", "steps"):
+        columns = ("epoch", "step", "train_loss", "lr", "scale", "test_accuracy")
+        rows = []
+        for root in (whole, parts):
+            with getattr(RunPaths(root), table).open() as file:
+                rows.append([{k: r.get(k) for k in columns} for r in csv.DictReader(file)])
+        assert rows[0] == rows[1]
+
+
+def test_a_damaged_last_checkpoint_costs_only_the_steps_since_the_one_before(
+    tmp_path: Path, settings: Make
+) -> None:
+    cell = settings(checkpoint__every_steps=4)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(whole, cell)
+    run(parts, cell, stop=StopAt(11))
+    paths = RunPaths(parts)
+    content = bytearray(paths.last_checkpoint.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    content[len(content) // 3] ^= 0xFF
+    paths.last_checkpoint.write_bytes(content)
+    assert run(parts, cell, resume=True) == record.COMPLETED
+    assert same_weights(weights(whole, cell), weights(parts, cell))
+    notes = record.read(paths.record).notes
+    assert sum(str(paths.last_checkpoint) in note for note in notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("every", "step", "steps", "expected"),
+    [(None, 0, 6, 6), (None, 4, 6, 6), (4, 0, 6, 4), (4, 3, 6, 4), (4, 4, 6, 6), (6, 0, 6, 6),
+     (1, 2, 6, 3), (100, 2, 6, 6)],
+)  # fmt: skip
+def test_the_next_checkpoint_is_due_after(
+    every: int | None, step: int, steps: int, expected: int
+) -> None:
+    assert _next_save(every, step, steps) == expected
+
+
+def test_weights_of_every_epoch_are_kept_where_asked(tmp_path: Path, settings: Make) -> None:
+    cell = settings(checkpoint__every_epoch=True)
+    run(tmp_path / "run", cell)
+    paths = RunPaths(tmp_path / "run")
+    assert [paths.epoch_weights(epoch).exists() for epoch in (1, 2, 3, 4, 5)] == [True] * 4 + [
+        False
+    ]
+    last = checkpoint.load(paths.epoch_weights(4), config.fingerprint(cell))["weights"]
+    assert same_weights(last, weights(tmp_path / "run", cell))
+
+
+# ------------------------------------------------------------------ what must not pass
+
+
+@pytest.mark.parametrize("batch", [8, 50], ids=["six steps", "one step"])
+def test_a_network_that_computes_in_another_format_is_invalid(
+    tmp_path: Path, settings: Make, module: str, batch: int
+) -> None:
+    cell = settings(
+        model__name=f"{module}:Stubborn",
+        precision__name="autocast",
+        precision__autocast=True,
+        data__batch_size=batch,
+    )
+    with pytest.raises(Invalid, match="computed in float32, requested was bfloat16"):
+        run(tmp_path / "run", cell)
+
+
+def test_a_loss_that_stays_infinite_is_divergence(
+    tmp_path: Path, settings: Make, module: str
+) -> None:
+    cell = settings(model__name=f"{module}:Hopeless", guard__nonfinite_steps=7)
+    with pytest.raises(Diverged, match="7 non-finite losses in a row, up to step 7"):
+        run(tmp_path / "run", cell)
+
+
+SCALER = {"precision__name": "scaler", "precision__autocast": True, "precision__scaler": True}
+
+
+def test_a_scale_that_collapses_is_divergence(tmp_path: Path, settings: Make, module: str) -> None:
+    cell = settings(
+        **SCALER,
+        model__name=f"{module}:Hopeless",
+        guard__nonfinite_steps=100,
+        guard__min_scale=2.0**-3,
+        precision__init_scale=2.0,
+    )
+    # 2 is halved once a step: 2**-3 is reached after the 4th and passed after the 5th.
+    with pytest.raises(Diverged, match=r"fell to 0\.0625 .* at step 5"):
+        run(tmp_path / "run", cell)
+
+
+def test_skipped_steps_are_counted_by_the_halvings_of_the_scale(
+    tmp_path: Path, settings: Make, module: str
+) -> None:
+    # A loss of thousands times 2**127 is beyond float32.
+    cell = settings(
+        **SCALER,
+        model__name=f"{module}:Steep",
+        precision__init_scale=2.0**127,
+        precision__growth_interval=1000,
+    )
+    run(tmp_path / "run", cell)
+    metrics = record.read(RunPaths(tmp_path / "run").record).metrics
+    skipped = metrics["scaler_skipped_steps"]
+    assert metrics["scaler_final_scale"] == 2.0 ** (127 - skipped)
+    assert 8 <= skipped < 24
+    assert metrics["optimizer_steps"] == 24 - skipped
+
+
+def test_fewer_outputs_than_classes_are_invalid(make: Make) -> None:
+    assert outputs_of(make(model__outputs=1000), 10) == 1000
+    assert outputs_of(make(), 10) == 10
+    with pytest.raises(Invalid, match=r"model\.outputs=9, and the data has 10 classes"):
+        outputs_of(make(model__outputs=9), 10)
+
+
+def test_ranks_draw_different_dropout_and_seeds_do_not_meet() -> None:
+    seeds = [rank_seed(seed, rank) for seed in range(50) for rank in range(50)]
+    assert len(set(seeds)) == 2500
+    torch.Generator().manual_seed(max(seeds))
+
+
+def test_a_stop_is_agreed_once_and_then_kept() -> None:
+    ranks, stop = Ranks(0, 0, 1), StopRequest()
+    assert all(stop.go_on(ranks, step) for step in range(5))
+    stop.requested = True
+    assert not stop.go_on(ranks, 5)
+    assert stop.target == 5
+    assert not stop.go_on(ranks, 6)
+
+
+def test_a_sign_of_life_says_where_the_run_is(tmp_path: Path, settings: Make) -> None:
+    run(tmp_path / "run", settings())
+    values = json.loads(RunPaths(tmp_path / "run").progress.read_text())
+    assert (values["epochs"], values["steps"]) == (4, 6)
+    assert 0 <= values["epoch"] <= 4 and 0 <= values["step"] <= 6
+
+
+# ------------------------------------------------------------------ before the start
+
+
+def prepared_for(*cells: RunConfig) -> Any:
+    calls: list[Any] = []
+    return prepare(cells, {cell.device for cell in cells}, lambda *call: calls.append(call))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the expectations are a CPU's")
+def test_preparing_answers_each_cell_in_order(settings: Make) -> None:
+    good = settings()
+    ddp = settings(parallel__name="ddp")
+    half = settings(precision__autocast=True, precision__dtype="float16")
+    there = prepared_for(good, half, ddp)
+    assert there.problems == []
+    assert [reason is None for reason in there.invalid] == [True, False, True]
+    assert "float16" in there.invalid[1]
+    assert there.plans[0].world_size == 1 and there.plans[2].world_size == 2
+    assert there.plans[1] is None
+    folders = set(there.prepared)
+    assert len(folders) == 1 and Path(folders.pop()).is_dir()
+    assert set(there.hardware) == {"auto"} and there.hardware["auto"].device_type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data__batch_size": 51}, ["data.batch_size", "51", "50 training images"]),
+        ({"model__name": "alexnet"}, ["data.image_size=8", "at least 63"]),
+        ({"model__name": "lenet"}, ["model.name=lenet", "alexnet"]),
+        ({"model__outputs": 2}, ["model.outputs=2", "3 classes"]),
+        ({"data__name": "imagefolder", "data__root": "/nowhere/at/all", "data__classes": None,
+          "data__source_size": None}, ["/nowhere/at/all"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_for_every_cell_is_said_once(
+    settings: Make, changes: dict[str, Any], words: list[str]
+) -> None:
+    cells = [settings(**changes, seed=seed) for seed in range(3)]
+    problems = prepared_for(*cells).problems
+    assert len(problems) == 1, problems
+    for word in words:
+        assert word in problems[0]
