@@ -30,10 +30,15 @@ def verify(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+            # No checksum covers these, and torch reads a part marked as a folder as random memory.
+            marked = [part.filename for part in archive.infolist() if part.external_attr]
+    # RuntimeError: a bit that says "encrypted"; ValueError: names that are no text, lengths.
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path}: damaged or not a checkpoint ({error})") from error
     if damaged is not None:
         raise CheckpointError(f"{path}: damaged (checksum of {damaged})")
+    if marked:
+        raise CheckpointError(f"{path}: damaged (attributes of {marked[0]})")
 
 
 def save(path: Path, state: dict[str, Any], previous: Path | None = None) -> None:
@@ -46,7 +51,12 @@ def save(path: Path, state: dict[str, Any], previous: Path | None = None) -> Non
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
-            torch.save({"format_version": FORMAT_VERSION, **state}, file)
+            try:
+                torch.save({"format_version": FORMAT_VERSION, **state}, file)
+            except RuntimeError as error:
+                if isinstance(error.__context__, OSError):  # a full disk, hidden by torch's own
+                    raise error.__context__ from None
+                raise
             file.flush()
             os.fsync(file.fileno())
         verify(temporary)

@@ -133,7 +133,8 @@ class LaunchConfig:
 
     on_error: str = "continue"  # or "stop"
     stall_timeout_s: float = 600.0
-    wait: bool = True
+    wait: bool = True  # SLURM: false submits and returns
+    snapshot: bool = False  # SLURM: run the jobs from a copy of the code made at submission
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,8 @@ def register() -> None:
 def _build(cls: Any, values: dict[str, Any]) -> Any:
     """A frozen `cls` from plain nested values. Raises ValueError on unknown or missing keys."""
     hints = typing.get_type_hints(cls)
+    if not isinstance(values, dict):
+        raise ValueError(f"{cls.__name__} must be a mapping, not {type(values).__name__}")
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise ValueError(f"unknown key {unknown[0]!r} in {cls.__name__}")
@@ -267,7 +270,12 @@ def normalise(config: RunConfig) -> RunConfig:
         parallel = dataclasses.replace(parallel, backend="auto", sync_batch_norm=False)
     if parallel.name == "none" and isinstance(parallel.devices, int):  # always one device
         parallel = dataclasses.replace(parallel, devices="auto")
-    return dataclasses.replace(config, data=data, model=model, parallel=parallel)
+    precision = config.precision
+    if not precision.autocast:  # only autocast has a dtype to choose
+        precision = dataclasses.replace(precision, dtype="auto")
+    return dataclasses.replace(
+        config, data=data, model=model, parallel=parallel, precision=precision
+    )
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

@@ -98,18 +98,23 @@ def train_epoch(
 
 @torch.no_grad()
 def evaluate(
-    module: ClassifierLoss, split: Split, batches: list[Tensor], device: torch.device
+    module: ClassifierLoss,
+    split: Split,
+    batches: list[Tensor],
+    device: torch.device,
+    alive: Callable[[int], None] = lambda _batch: None,
 ) -> Tensor:
     """Correct answers, images and summed loss of the batches, as float64 [3] on the device.
 
     `module` is the unwrapped one: no collectives here. Sums of shards add up to the whole;
-    counts are exact below 2**53.
+    counts are exact below 2**53. `alive(batch)` is called on the host before each batch.
     """
     module.eval()
     # MPS has no float64; its sums stay exact below 2**24.
     kind = torch.float32 if device.type == "mps" else torch.float64
     totals = torch.zeros(3, dtype=kind, device=device)
-    for raw in split.batches(batches):
+    for batch, raw in enumerate(split.batches(batches)):
+        alive(batch)
         images, labels = split.to_input(raw)
         logits = module.logits(images)
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")

@@ -4,7 +4,9 @@ Start it first: it imports in its own process while this one still composes and 
 """
 
 import multiprocessing
-from multiprocessing import forkserver
+import signal
+import threading
+from multiprocessing import forkserver, resource_tracker
 
 PRELOAD = (
     "hydra",  # a forked process runs the main module again, which imports it
@@ -15,7 +17,23 @@ PRELOAD = (
 )
 
 
+# SLURM sends these to every process of a job, a terminal's end to every process of its session.
+# They are meant for the launcher: were the server to die of one, its ranks would die unsaved.
+FOR_THE_LAUNCHER = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
 def start() -> None:
     """Start the server; harmless to call again."""
     multiprocessing.set_forkserver_preload(list(PRELOAD))
-    forkserver.ensure_running()
+    if threading.current_thread() is not threading.main_thread():
+        forkserver.ensure_running()
+        return
+    # What is ignored here is ignored there too: that passes through fork and exec.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in FOR_THE_LAUNCHER}
+    try:
+        resource_tracker.ensure_running()
+        forkserver.ensure_running()
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: it was set outside of Python
+                signal.signal(number, handler)

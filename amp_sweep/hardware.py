@@ -26,10 +26,17 @@ class Hardware:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on."""
+    """Cores this process may run on.
+
+    Not every SLURM pins a task to the cores that it was given: what it was given counts too.
+    """
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    limit = int(given) if given.isdigit() and int(given) > 0 else None
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return min(cores, limit) if limit else cores
 
 
 def cpu_name() -> str:

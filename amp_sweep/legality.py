@@ -6,6 +6,7 @@ is about the request on one machine and makes a cell `invalid` there.
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,8 @@ AT_LEAST: dict[str, float] = {
     "model.outputs": 1,
     "model.dropout": 0,
     "optimizer.weight_decay": 0,
+    "optimizer.beta1": 0,
+    "optimizer.beta2": 0,
     "optimizer.momentum": 0,
     "scheduler.patience": 0,
     "scheduler.min_lr": 0,
@@ -74,6 +77,7 @@ ABOVE: dict[str, float] = {
 
 BELOW: dict[str, float] = {
     "model.dropout": 1,
+    "seed": 2**63,
     "optimizer.beta1": 1,
     "optimizer.beta2": 1,
     "scheduler.factor": 1,
@@ -102,10 +106,6 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: c.precision.scaler and not c.precision.autocast,
         "precision.scaler=true needs precision.autocast=true: float32 gradients need no scale",
-    ),
-    Rule(
-        lambda c: c.precision.dtype != "auto" and not c.precision.autocast,
-        "precision.dtype is autocast's: precision={c.precision.name} has no autocast",
     ),
     Rule(
         lambda c: c.data.batch_mode == "global" and c.data.batch_size % _processes(c) != 0,
@@ -195,7 +195,9 @@ def _value_problems(flat: dict[str, Any]) -> list[str]:
     for table, holds, words in bounds:
         for key, bound in table.items():
             value = flat[key]
-            if isinstance(value, int | float) and not holds(value, bound):
+            if isinstance(value, float) and math.isinf(value):
+                problems.append(f"{key}={value}: must be finite")
+            elif isinstance(value, int | float) and not holds(value, bound):
                 problems.append(f"{key}={value}: {words} {bound:g}")
     return problems
 
@@ -236,7 +238,11 @@ def check_arguments(arguments: Sequence[str]) -> list[str]:
                 f"{argument}: {first} has no key {rest!r}{_near(rest, keys)}; "
                 f"it has {', '.join(keys) or 'none'}"
             )
-        elif not rest and first in sections and set(value.split(",")) & {"null", ""}:
+        elif (
+            not rest
+            and (first in sections or first == "experiment")
+            and set(value.split(",")) & {"null", ""}
+        ):
             choices = CHOICES.get(f"{first}.name")
             hint = f"choose one of {', '.join(choices)}" if choices else "choose one by name"
             problems.append(f"{argument}: null is no choice; {hint}")
@@ -279,6 +285,8 @@ def impossible_here(
     ):
         kind = "CUDA device" if device_type == "cuda" else device_type.upper()
         return f"parallel.devices={devices}, and {visible_devices} {kind}(s) visible here"
+    if config.parallel.sync_batch_norm and device_type != "cuda":
+        return "parallel.sync_batch_norm needs CUDA devices"
     if config.parallel.backend == "nccl" and device_type != "cuda":
         return "parallel.backend=nccl needs CUDA devices"
     if device_type == "cpu" and autocast and config.precision.dtype == "float16":

@@ -37,12 +37,24 @@ def _boot_id() -> str:
         return str(int(psutil.boot_time()))
 
 
+def _started(pid: int) -> float:
+    """When a process began, by a count that setting the system's clock leaves as it is.
+
+    Raises psutil.Error.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux, or gone
+        return psutil.Process(pid).create_time()
+    return float(stat.rpartition(")")[2].split()[19])  # clock ticks since the machine began
+
+
 def _me() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "boot_id": _boot_id(),
         "pid": os.getpid(),
-        "started": psutil.Process().create_time(),
+        "started": _started(os.getpid()),
         "job_id": os.environ.get("SLURM_JOB_ID"),
         "token": uuid.uuid4().hex,
     }
@@ -87,7 +99,7 @@ def is_alive(path: Path, owner: dict[str, Any]) -> bool:
         try:
             process = psutil.Process(int(owner["pid"]))
             # A process id is used again: the start time tells them apart.
-            same = abs(process.create_time() - float(owner["started"])) < 1.0
+            same = abs(_started(process.pid) - float(owner["started"])) < 1.0
             return same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.AccessDenied:
             return True

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -114,7 +115,11 @@ def build(
             raise ModelError(
                 f"model.name={name}: must take num_classes=N by keyword ({error})"
             ) from error
-        model = made(num_classes=outputs)
+        try:
+            model = made(num_classes=outputs)
+        except Exception as error:  # a person's own code may raise anything
+            last = traceback.format_exc().rstrip()
+            raise ModelError(f"model.name={name}: could not be built\n{last}") from error
         if not isinstance(model, nn.Module):
             raise ModelError(f"model.name={name}: returned {type(model).__name__}, not a module")
     else:
@@ -146,8 +151,11 @@ def check_image_size(
     if is_own_callable(name):
         model = build(name, outputs).to("meta")
     else:
-        with torch.device("meta"):
-            model = build(name, outputs, width=width)
+        try:
+            with torch.device("meta"):
+                model = build(name, outputs, width=width)
+        except NotImplementedError:  # RegNet computes its widths with tensors
+            model = build(name, outputs, width=width).to("meta")
     model.train()
     if _runs_at(model, image_size):
         return

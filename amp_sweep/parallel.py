@@ -1,5 +1,6 @@
 """How devices share a batch: the plan, the wrapping, and what ranks tell one another."""
 
+import dataclasses
 import datetime
 import os
 import sys
@@ -32,6 +33,7 @@ class Plan:
     backend: str | None  # of the process group; None without one
     global_batch: int
     notes: tuple[str, ...] = ()
+    nodes: int = 1  # machines, with the same number of processes each
 
     @property
     def rank_batch(self) -> int:
@@ -70,6 +72,11 @@ def make_plan(
             f"data.batch_size={batch_size} is the global batch and does not divide by {devices} "
             f"devices (parallel={config.name}); choose a multiple of {devices} or parallel.devices"
         )
+    if config.name != "none" and config.devices == "auto" and 1 < devices < visible:
+        notes.append(
+            f"parallel.devices=auto: {devices} of {visible} visible devices, the most that divide "
+            f"the batch of {global_batch}"
+        )
     if config.name == "dp" and devices == 1:
         notes.append("no effect here: dp without two GPUs is the plain module")
     if config.name == "ddp" and devices == 1:
@@ -87,6 +94,16 @@ def make_plan(
         global_batch=global_batch,
         notes=tuple(notes),
     )
+
+
+def on_nodes(plan: Plan, nodes: int) -> Plan:
+    """The plan on `nodes` machines alike. Raises PlanError when its processes do not divide."""
+    if plan.world_size % nodes:
+        raise PlanError(
+            f"{plan.world_size} process(es) (parallel.devices) do not divide by {nodes} nodes "
+            "(hydra.launcher.nodes)"
+        )
+    return dataclasses.replace(plan, nodes=nodes)
 
 
 def rank_devices(plan: Plan, local_rank: int) -> list[torch.device]:
@@ -165,6 +182,18 @@ class Ranks:
         if self._store is not None:
             dist.all_reduce(tensor)
         return tensor
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean over ranks, summed in the order of ranks.
+
+        An all-reduce sums each part of a tensor in another order, which depends on the tensor's
+        length: from three ranks on, a resumed epoch would not repeat the figures to the bit.
+        """
+        if self._store is None:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(parts, tensor)
+        return torch.stack(parts).double().sum(dim=0).div(self.world_size)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's picklable `value`, in the order of ranks, on every rank."""

@@ -43,6 +43,16 @@ class RunPaths:
         return self.root / "lock"
 
     @property
+    def job(self) -> Path:
+        """The SLURM job that this cell was last submitted as (see `submit.py`)."""
+        return self.root / "job.json"
+
+    @property
+    def nodes(self) -> Path:
+        """What the first node of a cell on several tells the others (see `launch/nodes.py`)."""
+        return self.root / "nodes.json"
+
+    @property
     def progress(self) -> Path:
         """Where rank 0 is now; exists while the run lasts."""
         return self.root / "progress.json"

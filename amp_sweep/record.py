@@ -94,6 +94,11 @@ class Record:
             self.notes.append(text)
 
 
+def error_of(kind: str, message: str) -> dict[str, Any]:
+    """A record's `error` that no rank reported."""
+    return {"type": kind, "message": message, "traceback": None, "rank": None, "exitcode": None}
+
+
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested config as `{"data.batch_size": 64, ...}`."""
     flat: dict[str, Any] = {}
@@ -159,6 +164,13 @@ def write(path: Path, record: Record) -> None:
     write_atomic(path, json.dumps(ordered, indent=1, allow_nan=False) + "\n")
 
 
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is beyond a float")
+    return value
+
+
 def _reject_constant(text: str) -> Any:
     raise ValueError(f"{text} is not valid JSON")
 
@@ -195,7 +207,11 @@ def read(path: Path) -> Record:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise RecordError(f"{path}: larger than {MAX_BYTES // 2**20} MiB")
-        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_reject_constant)
+        values = json.loads(
+            path.read_text(encoding="utf-8"),
+            parse_constant=_reject_constant,
+            parse_float=_finite_float,
+        )
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -25,8 +25,8 @@ class Screen:
     """The terminal, which only the sweep's process writes to."""
 
     def __init__(self, total: int) -> None:
-        self._console = Console(stderr=False, highlight=False, soft_wrap=True)
-        self._errors = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=False, highlight=False, emoji=False, soft_wrap=True)
+        self._errors = Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
         self._total = total
         self._ended = 0
         self._ended_s = 0.0

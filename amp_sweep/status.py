@@ -1,17 +1,19 @@
 """Every cell of a sweep, from its records: `python -m amp_sweep.status outputs/NAME`."""
 
 import argparse
+import datetime
 import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from amp_sweep import record
+from amp_sweep import record, slurm
 from amp_sweep.lock import describe, is_alive, read_owner
 from amp_sweep.paths import RunPaths
 from amp_sweep.record import Record
@@ -23,22 +25,67 @@ STYLES = {
     record.INTERRUPTED: "yellow",
 }
 
+Jobs = dict[str, slurm.Job]
 
-def _position(paths: RunPaths) -> str:
+
+def _json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(paths.progress.read_text(encoding="utf-8"))
-        return f"epoch {values['epoch'] + 1}/{values['epochs']}, step {values['step']}"
-    except (OSError, ValueError, KeyError, TypeError):
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _position(paths: RunPaths, found: Record) -> str:
+    values = _json(paths.progress)
+    try:
+        words = f"epoch {values['epoch'] + 1}/{values['epochs']}, step {values['step']}"
+        share = (values["epoch"] + values["step"] / max(1, values["steps"])) / values["epochs"]
+        segment = found.segments[-1]
+        began = (segment["from_epoch"] or 0) / values["epochs"]
+        started = datetime.datetime.fromisoformat(segment["started_at"])
+        spent_s = (datetime.datetime.now(datetime.UTC) - started).total_seconds()
+        if share - began > 0.02:
+            left_s = spent_s / (share - began) * (1 - share)
+            words += f", about {record.duration(max(1.0, left_s))} left"
+    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError):
         return "starting"
+    return words
 
 
-def status_and_detail(paths: RunPaths, found: Record) -> tuple[str, str]:
-    """The status now and a few words about it: a `running` record of a dead owner is not."""
+def _job_words(job: slurm.Job | None, identity: str | None) -> str:
+    if job is None:
+        return f"job {identity}" if identity else ""
+    where = f" on {job.nodes}" if job.nodes else ""
+    reason = f", {job.reason}" if job.state == "PENDING" and job.reason != "None" else ""
+    return f"job {job.id} {job.state.lower()}{where}{reason}"
+
+
+def status_and_detail(paths: RunPaths, found: Record, jobs: Jobs | None = None) -> tuple[str, str]:
+    """The status now and a few words about it: a `running` record of a dead owner is not.
+
+    `jobs` is what SLURM said about the jobs of the sweep; None where it was not asked.
+    """
+    identity = _json(paths.job).get("job_id")
+    job = (jobs or {}).get(str(identity))
     if found.status == record.RUNNING:
         owner = read_owner(paths.lock)
-        if owner is not None and is_alive(paths.lock, owner):
-            return record.RUNNING, f"{_position(paths)}; {describe(owner)}"
-        return record.INTERRUPTED, "its process is gone; the same command resumes it"
+        its_job = (jobs or {}).get(str((owner or {}).get("job_id")))
+        alive = its_job is None or not its_job.over  # SLURM knows sooner than the heartbeat
+        if owner is not None and alive and is_alive(paths.lock, owner):
+            where = f"job {its_job.id} on {owner.get('host')}" if its_job else describe(owner)
+            return record.RUNNING, f"{_position(paths, found)}; {where}"
+    ended = found.status in (record.COMPLETED, record.DIVERGED, record.INVALID)
+    if job is not None and not job.over and not ended:
+        return record.PENDING, _job_words(job, identity)  # submitted, or back in the queue
+    if found.status == record.RUNNING:
+        gone = f"its job is over ({job.state.lower()})" if job else "its process is gone"
+        return record.INTERRUPTED, f"{gone}; the same command resumes it"
+    if found.status == record.PENDING and identity:
+        if job is not None:
+            return record.PENDING, f"{_job_words(job, identity)}; it never began with the cell"
+        known = "which SLURM does not know" if jobs is not None else ""
+        return record.PENDING, f"job {identity} {known}".strip()
     if found.status == record.COMPLETED:
         accuracy = found.metrics.get("test_accuracy")
         seconds = found.metrics.get("train_time_s")
@@ -48,6 +95,24 @@ def status_and_detail(paths: RunPaths, found: Record) -> tuple[str, str]:
         return found.status, words
     message = (found.error or {}).get("message")
     return found.status, str(message).splitlines()[0] if message else ""
+
+
+def _ask_slurm(files: Sequence[Path]) -> tuple[Jobs | None, str | None]:
+    """What SLURM says about the jobs of these runs, and what could not be asked."""
+    ids = set()
+    for file in files:
+        paths = RunPaths(file.parent)
+        ids |= {_json(paths.job).get("job_id"), (read_owner(paths.lock) or {}).get("job_id")}
+    wanted = {str(identity) for identity in ids if identity}
+    if not wanted:
+        return None, None
+    try:
+        jobs, silence = slurm.ask(wanted)
+    except slurm.Unanswered as error:
+        return None, f"jobs are as their records say; SLURM was not asked: {error}"
+    if silence:
+        return jobs, f"jobs that squeue has forgotten were not looked up: {silence}"
+    return jobs, None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,6 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             errors.print(Text(f"error: no runs in {sweep}"), soft_wrap=True)
             unusable += 1
             continue
+        jobs, silence = _ask_slurm(files)
+        if silence:
+            errors.print(Text(silence), soft_wrap=True, style="yellow")
         table = Table("cell", "seed", "status", "", title=str(sweep), title_justify="left")
         for file in files:
             try:
@@ -75,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 errors.print(Text(str(error)), soft_wrap=True)
                 unusable += 1
                 continue
-            status, detail = status_and_detail(RunPaths(file.parent), found)
+            status, detail = status_and_detail(RunPaths(file.parent), found, jobs)
             counts[status] += 1
             cell = found.cell
             table.add_row(

@@ -44,7 +44,17 @@ def order(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(unique.values(), key=lambda cell: cell.config.seed)
 
 
-def run(cells: Sequence[Cell], submit: Callable[[list[Cell]], None] | None = None) -> int:
+# Takes what is left; an exit code when the sweep ends before its table.
+Submit = Callable[[list[Cell], Screen, launch.Interrupts], int | None]
+
+
+def run(
+    cells: Sequence[Cell],
+    submit: Submit | None = None,
+    *,
+    node: launch.Node = launch.ALONE,
+    tables: bool = True,
+) -> int:
     """Train what is left of `cells` here, or hand it to `submit`; the process's exit code."""
     asked = order(cells)
     screen = Screen(len(asked))
@@ -57,18 +67,18 @@ def run(cells: Sequence[Cell], submit: Callable[[list[Cell]], None] | None = Non
         done = [cell for cell in asked if _kept(cell)]
         left = [cell for cell in asked if cell not in done]
         if submit is None:
-            code = _run_here(asked, done, left, screen, interrupts)
-            if code is not None:
-                return code
+            code = _run_here(asked, done, left, screen, interrupts, node)
         else:
             _announce(done, screen)
             if asked[0].config.plan:
                 _print_plan(asked, None, screen)
                 return OK
             _write_pending(left)
-            if left:
-                submit(left)
-    print_tables(asked)
+            code = submit(left, screen, interrupts) if left else None
+    if code is not None:
+        return code
+    if tables:
+        print_tables(asked)
     return STOPPED if interrupts.count else _exit_code(asked, screen)
 
 
@@ -155,12 +165,13 @@ def _run_here(
     left: list[Cell],
     screen: Screen,
     interrupts: launch.Interrupts,
+    node: launch.Node,
 ) -> int | None:
     """Train `left` on this machine; an exit code when the sweep ends before its table."""
     forkserver.start()
     devices = {cell.config.device for cell in asked}
     configs = [cell.config for cell in left]
-    here = launch.prepare_here(configs, devices, screen.preparing)
+    here = launch.prepare_here(configs, devices, screen.preparing, node.count)
     for problem in here.problems:
         screen.fail(problem)
     elsewhere = {
@@ -180,11 +191,11 @@ def _run_here(
     _write_pending(left)
 
     index = {cell.root: i for i, cell in enumerate(left)}
-    held = _train_all(left, index, here, screen, interrupts)
+    held = _train_all(left, index, here, screen, interrupts, node)
     # Those that another sweep had may be free by now, or done.
     free = [cell for cell in held if not _kept(cell)]
     if free and not interrupts.count:
-        for cell in _train_all(free, index, here, screen, interrupts):
+        for cell in _train_all(free, index, here, screen, interrupts, node):
             owner = read_owner(RunPaths(cell.root).lock)
             screen.warn(f"passed over: {cell.label} is being trained by {describe(owner or {})}")
     return None
@@ -196,12 +207,16 @@ def _train_all(
     here: Preparation,
     screen: Screen,
     interrupts: launch.Interrupts,
+    node: launch.Node,
 ) -> list[Cell]:
     """Train the cells one after another; those whose lock another process holds come back."""
     held = []
     for cell in cells:
         if interrupts.count:
             break
+        if _kept(cell):
+            screen.say(f"done meanwhile by another sweep: {cell.label}")
+            continue
         i = index[cell.root]
         reason, plan, prepared = here.invalid[i], here.plans[i], here.prepared[i]
         if reason is not None or plan is None or prepared is None:
@@ -219,6 +234,7 @@ def _train_all(
                     here,
                     interrupts,
                     screen.cell_moves,
+                    node,
                 )
             except LockHeld:
                 held.append(cell)

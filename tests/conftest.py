@@ -50,10 +50,10 @@ class CommandLine:
     def train(self, *overrides: str, timeout: float = 240) -> Run:
         return self("amp_sweep.train", *overrides, timeout=timeout)
 
-    def popen(self, *overrides: str) -> "subprocess.Popen[str]":
+    def popen(self, *overrides: str, prefix: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
         """A training command in a process group of its own, still running."""
         return subprocess.Popen(
-            [sys.executable, "-m", "amp_sweep.train", *overrides],
+            [*prefix, sys.executable, "-m", "amp_sweep.train", *overrides],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,

@@ -6,8 +6,18 @@ main thread watches progress, endings and interrupts, and alone decides when ran
 process never touches CUDA and never joins a process group.
 """
 
-from amp_sweep.launch.cell import record_for, run_cell
+from amp_sweep.launch.cell import help_cell, record_for, run_cell
 from amp_sweep.launch.interrupts import Interrupts
+from amp_sweep.launch.nodes import ALONE, Node, dismiss
 from amp_sweep.launch.preparing import prepare_here
 
-__all__ = ["Interrupts", "prepare_here", "record_for", "run_cell"]
+__all__ = [
+    "ALONE",
+    "Interrupts",
+    "Node",
+    "dismiss",
+    "help_cell",
+    "prepare_here",
+    "record_for",
+    "run_cell",
+]

@@ -1,8 +1,10 @@
 """Train one cell in fresh processes, and turn any ending into its record."""
 
 import datetime
+import os
 import shutil
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import yaml
 from amp_sweep import config, record
 from amp_sweep.config import RunConfig
 from amp_sweep.hardware import Hardware
-from amp_sweep.launch.agent import LOOPBACK, Agent, quietly, register_loopback
+from amp_sweep.launch.agent import Agent, quietly, register_rendezvous
 from amp_sweep.launch.interrupts import Interrupts
+from amp_sweep.launch.nodes import ALONE, Node, announce, announced_job, wait_for_start
 from amp_sweep.launch.watch import Report, judge, watch
 from amp_sweep.lock import Lock
 from amp_sweep.parallel import Plan
@@ -48,6 +51,7 @@ def run_cell(
     here: Preparation,
     interrupts: Interrupts,
     report: Report,
+    node: Node = ALONE,
 ) -> Record:
     """Train one cell in fresh processes, in the run directory `root`; its final record.
 
@@ -58,6 +62,8 @@ def run_cell(
     with Lock(paths.lock):
         begun = time.time()
         earlier = _usable(paths)
+        if earlier is not None and earlier.status in record.KEPT and not settings.force:
+            return earlier  # another sweep did it since this one looked
         resume = (
             earlier is not None and earlier.status in record.RESUMED_AGAIN and not settings.force
         )
@@ -70,6 +76,10 @@ def run_cell(
         current.status = record.RUNNING
         hardware = here.hardware[settings.device]
         current.environment = dict(here.environments[settings.device])
+        jobs = current.environment["slurm_job_ids"]
+        if resume and earlier is not None:
+            jobs = [*dict.fromkeys([*earlier.environment.get("slurm_job_ids", []), *jobs])]
+            current.environment["slurm_job_ids"] = jobs
         current.segments.append(
             {
                 "started_at": _now(),
@@ -78,6 +88,8 @@ def run_cell(
                 "to_epoch": None,
                 "device": hardware.device_names[0],
                 "torch": current.environment["torch"],
+                "hostname": current.environment["hostname"],
+                "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
             }
         )
         config.save(settings, paths.config)
@@ -90,17 +102,41 @@ def run_cell(
             prepared=prepared,
             plan=plan,
             launched_at=begun,
-            local_world_size=plan.world_size,
-            host=LOOPBACK,
+            local_world_size=plan.world_size // node.count,
+            host=node.host,
             resume=resume,
         )
-        register_loopback()
+        register_rendezvous()
         with quietly() as folder:
-            agent = Agent(job, folder)
+            agent = Agent(job, folder, node)
+            if node.count > 1:
+                announce(paths, node, job=asdict(job), run_id=agent.run_id, port=agent.port)
             stall_s = settings.launch.stall_timeout_s
-            seen = watch(agent, paths, plan.world_size, stall_s, interrupts, report)
+            here_too = node.ranks(plan.world_size)
+            seen = watch(agent, paths, plan.world_size, stall_s, interrupts, report, here_too)
         status, error = judge(seen, plan.world_size, agent.error)
         return _conclude(paths, status, error, plan.world_size, hardware, time.time() - begun)
+
+
+def help_cell(
+    settings: RunConfig, root: Path, prepared: str, interrupts: Interrupts, node: Node
+) -> None:
+    """Run this node's share of a cell that the first node runs; the record is that one's.
+
+    `prepared` is the folder of the data as this node sees it.
+    """
+    paths = RunPaths(root)
+    values = wait_for_start(paths, node, lambda: interrupts.count)
+    if values is None:
+        return
+    job = replace(announced_job(values), prepared=prepared)
+    register_rendezvous()
+    with quietly() as folder:
+        agent = Agent(job, folder, node, values["run_id"], values["port"])
+        stall_s = settings.launch.stall_timeout_s
+        ranks = job.plan.world_size
+        here = node.ranks(ranks)
+        watch(agent, paths, ranks, stall_s, interrupts, lambda _values: None, here)
 
 
 def _usable(paths: RunPaths) -> Record | None:

@@ -6,9 +6,13 @@ from typing import Any, Self
 
 
 class Interrupts:
-    """Counts Ctrl-C (and SIGTERM, SIGHUP) while the `with` block lasts; restores handlers after."""
+    """Counts Ctrl-C and its like while the `with` block lasts; restores handlers after.
 
-    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    SIGUSR2 is what SLURM sends ahead of a time limit or a preemption. Only a person's second
+    Ctrl-C counts as a second one: SLURM sends several signals for one reason.
+    """
+
+    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
     def __init__(self) -> None:
         self.count = 0
@@ -23,5 +27,6 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _count(self, _number: int, _frame: object) -> None:
-        self.count += 1
+    def _count(self, number: int, _frame: object) -> None:
+        if number == signal.SIGINT or not self.count:
+            self.count += 1

@@ -12,22 +12,31 @@ from amp_sweep.worker import Preparation, prepare
 GRACE_S = 5.0
 
 
-def _prepare_process(cells: list[RunConfig], devices: set[str], answers: Connection) -> None:
+def _prepare_process(
+    cells: list[RunConfig], devices: set[str], nodes: int, answers: Connection
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ignored by the forkserver; helpers of this process must be able to end one another.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def progress(what: str, done: int, total: int) -> None:
         answers.send((what, done, total))
 
-    answers.send(prepare(cells, devices, progress))
+    answers.send(prepare(cells, devices, progress, nodes))
 
 
 def prepare_here(
-    cells: list[RunConfig], devices: set[str], progress: Callable[[str, int, int], None]
+    cells: list[RunConfig],
+    devices: set[str],
+    progress: Callable[[str, int, int], None],
+    nodes: int = 1,
 ) -> Preparation:
     """`worker.prepare` in a fresh process. Raises RuntimeError if that process dies."""
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_prepare_process, args=(cells, devices, sender), daemon=False)
+    process = context.Process(
+        target=_prepare_process, args=(cells, devices, nodes, sender), daemon=False
+    )
     process.start()
     sender.close()
     try:

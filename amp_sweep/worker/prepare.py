@@ -1,7 +1,7 @@
 """What must hold before a rank starts: devices known, data ready, network and images fit."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from amp_sweep import data, legality, models, parallel
@@ -25,7 +25,10 @@ class Preparation:
 
 
 def prepare(
-    cells: Sequence[RunConfig], devices: Iterable[str], progress: Callable[[str, int, int], None]
+    cells: Sequence[RunConfig],
+    devices: Iterable[str],
+    progress: Callable[[str, int, int], None],
+    nodes: int = 1,
 ) -> Preparation:
     """Look at the devices, make the data ready once, and check that everything fits.
 
@@ -44,7 +47,7 @@ def prepare(
     fits: set[tuple[ModelConfig, int, int]] = set()
     for settings in cells:
         hardware = result.hardware[settings.device]
-        reason, plan = _plan(settings, hardware, result.problems)
+        reason, plan = _plan(settings, hardware, nodes, result.problems)
         result.invalid.append(reason)
         result.plans.append(plan)
         if settings.data not in opened:
@@ -66,24 +69,28 @@ def prepare(
 
 
 def _plan(
-    settings: RunConfig, hardware: Hardware, problems: list[str]
+    settings: RunConfig, hardware: Hardware, nodes: int, problems: list[str]
 ) -> tuple[str | None, parallel.Plan | None]:
     reason = legality.impossible_here(
         settings,
         device_type=hardware.device_type,
-        visible_devices=len(hardware.device_names),
+        visible_devices=len(hardware.device_names) * nodes,
         native_bf16=hardware.native_bf16,
     )
     if reason is not None:
         return reason, None
+    shared = settings.parallel
+    if nodes > 1 and hardware.device_type != "cuda" and shared.devices == "auto":
+        shared = replace(shared, devices=nodes)
     try:
         plan = parallel.make_plan(
-            settings.parallel,
+            shared,
             settings.data.batch_size,
             settings.data.batch_mode,
             hardware.device_type,
-            len(hardware.device_names),
+            len(hardware.device_names) * nodes,
         )
+        plan = parallel.on_nodes(plan, nodes)
     except parallel.PlanError as error:
         problems.append(str(error))
         return None, None

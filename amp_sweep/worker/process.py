@@ -18,7 +18,7 @@ from amp_sweep import record
 from amp_sweep.parallel import Ranks
 from amp_sweep.paths import RunPaths
 from amp_sweep.worker.build import Invalid, RankJob
-from amp_sweep.worker.train import Diverged, StopRequest, run_cell
+from amp_sweep.worker.train import Diverged, RanksDiffer, StopRequest, run_cell
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ def _describe(kind: str, error: BaseException) -> dict[str, Any]:
             "type": type(error).__name__,
             "message": str(error),
             "traceback": "".join(traceback.format_exception(error)),
+            # The rank at fault, where that is not the one that noticed.
+            **({"rank": error.rank} if isinstance(error, RanksDiffer) else {}),
         },
     }
 

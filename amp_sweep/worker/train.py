@@ -2,6 +2,7 @@
 
 import logging
 import math
+import socket
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,14 @@ log = logging.getLogger(__name__)
 
 class Diverged(Exception):
     """The loss or the scale left the range in which training means anything."""
+
+
+class RanksDiffer(Exception):
+    """A rank's state is not rank 0's; `rank` says which."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 @dataclass
@@ -76,6 +85,7 @@ def _report(cell: Cell, segment: Segment) -> dict[str, Any]:
     """This rank's part of the record."""
     allocated, reserved = memory.peaks_mib(cell.devices)
     return {
+        "hostname": socket.gethostname(),
         "device_names": [cell.device_name(device) for device in cell.devices],
         "observed_dtypes": sorted(segment.observed_dtypes),
         "peak_allocated_mib": allocated,
@@ -101,16 +111,18 @@ def _train_epochs(
             until = _next_save(settings.checkpoint.every_steps, progress.step, len(indices))
             part = indices[progress.step : until]
             parts.append(_train_part(cell, part, progress, segment, writer, stop, clock))
-            if progress.step < until:
+            stopped = progress.step < until
+            if stopped or until < cell.steps_per_epoch:
+                writer.sign_of_life(progress.epoch, progress.step, "save")
                 save_state(cell, progress)
+            if stopped:
                 return False
-            if until < cell.steps_per_epoch:
-                save_state(cell, progress)
         segment.step_times.append(StepTimes.joined(parts))
         _end_epoch(cell, progress, writer)
         # Saving is a collective and the clocks of ranks differ: rank 0's decides.
         due = time.monotonic() - last_save >= settings.checkpoint.min_interval_s
         if progress.epoch < settings.epochs and ranks.gather(due)[0]:
+            writer.sign_of_life(progress.epoch, progress.step, "save")
             save_state(cell, progress)
             last_save = time.monotonic()
     return True
@@ -153,8 +165,9 @@ def _train_part(
             time_first_step=very_first,
         )
     if very_first:
+        _check_dtypes(cell, segment.observed_dtypes)  # also where there was one step only
         segment.first_step_s = done.first_step_s
-    losses = cell.ranks.sum(done.losses) / cell.ranks.world_size
+    losses = cell.ranks.mean(done.losses)
     progress.losses += losses.tolist()
     progress.scales += done.scales.tolist()
     progress.epoch_time_s += done.time_s
@@ -201,7 +214,6 @@ def _judge(cell: Cell, progress: Progress, first: int) -> None:
 
 def _end_epoch(cell: Cell, progress: Progress, writer: Writer) -> None:
     """Close the epoch whose steps are done: schedule, compare ranks, evaluate, write."""
-    writer.sign_of_life(progress.epoch, progress.step, "evaluate")
     mean_loss = math.fsum(progress.losses) / len(progress.losses)
     watched = progress.losses[-1] if cell.config.scheduler.metric == "last_batch" else mean_loss
     lr = optim.current_lr(cell.trainer.optimizer)
@@ -213,7 +225,11 @@ def _end_epoch(cell: Cell, progress: Progress, writer: Writer) -> None:
     batches = data.eval_batches(
         cell.prepared.test_count, cell.eval_batch, cell.ranks.rank, cell.ranks.world_size
     )
-    totals = engine.evaluate(cell.loss, cell.test, batches, cell.device)
+
+    def alive(batch: int) -> None:
+        writer.sign_of_life(progress.epoch, progress.step, f"evaluate, batch {batch}")
+
+    totals = engine.evaluate(cell.loss, cell.test, batches, cell.device, alive)
     correct, count, loss_sum = cell.ranks.sum(totals).tolist()
     if count != cell.prepared.test_count:
         raise Invalid(f"evaluated {count:.0f} images of {cell.prepared.test_count}")
@@ -251,7 +267,7 @@ def _end_epoch(cell: Cell, progress: Progress, writer: Writer) -> None:
 
 
 def _check_ranks_agree(cell: Cell) -> None:
-    """Raise RuntimeError naming the rank whose lr, scale or weights differ from rank 0's."""
+    """Raise RanksDiffer naming the rank whose lr, scale or weights differ from rank 0's."""
     if cell.ranks.world_size == 1:
         return
     state = (
@@ -262,9 +278,10 @@ def _check_ranks_agree(cell: Cell) -> None:
     everyone = cell.ranks.gather(state)
     for rank, other in enumerate(everyone):
         if other != everyone[0]:
-            raise RuntimeError(
+            raise RanksDiffer(
+                rank,
                 f"rank {rank} differs from rank 0: (lr, scale, weight checksum) "
-                f"{other} against {everyone[0]}"
+                f"{other} against {everyone[0]}",
             )
 
 

@@ -44,6 +44,8 @@ class Writer:
         with self._record() as current:
             for note in (*cell.job.plan.notes, *notes):
                 current.note(note)
+            if cell.trainer.scaler.is_enabled() and cell.autocast_dtype == torch.bfloat16:
+                current.note("no effect here: bfloat16 has float32's range and needs no scaler")
             current.effective = self._effective()
             current.epochs = progress.epochs
             current.segments[-1]["from_epoch"] = progress.epoch
@@ -58,7 +60,7 @@ class Writer:
     def sign_of_life(self, epoch: int, step: int, doing: str = "train") -> None:
         """Say where this run is, a few times a second; the launcher's stall guard watches."""
         now = time.monotonic()
-        if not self._active or (now - self._last_sign < PROGRESS_S and doing == "train"):
+        if not self._active or (now - self._last_sign < PROGRESS_S and doing != "save"):
             return
         self._last_sign = now
         cell = self._cell
@@ -109,6 +111,7 @@ class Writer:
         with self._record() as current:
             current.effective = self._effective()
             current.effective["device_names"] = [n for r in ranks for n in r["device_names"]]
+            current.effective["hosts"] = [r["hostname"] for r in ranks]
             current.effective["observed_dtypes"] = sorted(
                 {name for r in ranks for name in r["observed_dtypes"]}
             )

@@ -8,6 +8,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from hydra_plugins.amp_sweep.slurm import AmpSlurmLauncher
+
 
 @dataclass
 class AmpSweeperConfig:
@@ -28,12 +30,14 @@ class AmpSweeper(BasicSweeper):
         # Late, since Hydra imports every plug-in at every start.
         from amp_sweep import config, forkserver
 
-        forkserver.start()
-        from amp_sweep import sweep  # brings torch
-
         assert self.hydra_context is not None and self.config is not None
         assert self.launcher is not None
         loader, launcher = self.hydra_context.config_loader, self.launcher
+        local = self.config.hydra.runtime.choices["hydra/launcher"] == "basic"
+        if local:
+            forkserver.start()
+        from amp_sweep import sweep  # brings torch
+
         parser = OverridesParser.create(config_loader=loader)
         parsed = parser.parse_overrides([*self._parse_config(), *arguments])
         cells = []
@@ -41,12 +45,30 @@ class AmpSweeper(BasicSweeper):
             composed = loader.load_sweep_config(self.config, list(overrides))
             task = [item for item in overrides if not item.startswith("hydra")]
             cells.append(sweep.Cell(config.resolve(composed), tuple(task)))
+        if local:
+            sys.exit(sweep.run(cells))
+        if isinstance(launcher, AmpSlurmLauncher):
+            sys.exit(self._submit(launcher, cells))
 
-        def submit(left: list[sweep.Cell]) -> None:
+        def launch(left: list[sweep.Cell], *_: Any) -> None:
             launcher.launch([list(cell.overrides) for cell in left], initial_job_idx=0)
 
-        local = self.config.hydra.runtime.choices["hydra/launcher"] == "basic"
-        sys.exit(sweep.run(cells, None if local else submit))
+        sys.exit(sweep.run(cells, launch))
+
+    def _submit(self, launcher: AmpSlurmLauncher, cells: list[Any]) -> int:
+        from amp_sweep import submit, sweep
+
+        problems = submit.layout_problems(launcher.params, cells)
+        for problem in problems:
+            sys.stderr.write(f"error: {problem}\n")
+        if problems:
+            return sweep.NOT_COMPLETED
+        return sweep.run(
+            cells,
+            lambda left, screen, interrupts: submit.run(
+                left, launcher.params, launcher.send, screen, interrupts
+            ),
+        )
 
 
 ConfigStore.instance().store(

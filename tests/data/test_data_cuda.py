@@ -61,6 +61,8 @@ def test_a_gpu_gets_the_images_of_a_cpu(
         assert torch.equal(labels.cpu(), expected_labels)
 
 
+# PyTorch says that the check itself is a prototype.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("placement", ["device", "host"])
 def test_an_epoch_does_not_make_the_host_wait_for_the_device(
     placement: str, no_synchronisation: None

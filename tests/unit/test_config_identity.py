@@ -95,12 +95,17 @@ def test_the_folder_counts_where_it_defines_the_content(
     assert (one != two) == covered
 
 
-def test_one_device_is_one_device_whatever_was_asked_beside_it(make: Make) -> None:
-    plain = config.fingerprint(make())
-    assert config.fingerprint(make(parallel__devices=2)) == plain
-    assert config.fingerprint(make(parallel__backend="gloo")) == plain
-    dp = {"parallel__name": "dp"}
-    assert config.fingerprint(make(**dp, parallel__devices=2)) != config.fingerprint(make(**dp))
+def test_a_setting_that_a_parallelism_does_not_have_is_no_part_of_it(make: Make) -> None:
+    def same(name: str, **changes: Any) -> bool:
+        asked = make(parallel__name=name, **changes)
+        return config.fingerprint(asked) == config.fingerprint(make(parallel__name=name))
+
+    # none is one device, whatever stands beside the axis of parallelisms.
+    settings = ({"parallel__devices": 2}, {"parallel__backend": "gloo"},
+                {"parallel__sync_batch_norm": True})  # fmt: skip
+    assert [same("none", **changes) for changes in settings] == [True, True, True]
+    assert [same("dp", **changes) for changes in settings] == [False, True, True]
+    assert [same("ddp", **changes) for changes in settings] == [False, False, False]
 
 
 def test_auto_stays_auto_and_is_not_the_value_it_stands_for(make: Make) -> None:

@@ -15,7 +15,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 # DESIGN section 3.
 LEVEL_OF = {
-    **dict.fromkeys(("config", "legality", "record", "lock", "paths", "forkserver"), 0),
+    **dict.fromkeys(
+        ("config", "legality", "record", "lock", "paths", "forkserver", "slurm", "source"), 0
+    ),
     **dict.fromkeys(
         (
             "models",
@@ -33,7 +35,7 @@ LEVEL_OF = {
     **dict.fromkeys(("engine", "track", "diagnose"), 2),
     "worker": 3,
     **dict.fromkeys(("launch", "screen"), 4),
-    **dict.fromkeys(("sweep", "train", "evaluate", "status"), 5),
+    **dict.fromkeys(("sweep", "train", "evaluate", "status", "job", "submit"), 5),
 }
 
 

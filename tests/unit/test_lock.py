@@ -96,19 +96,24 @@ def release(child: "subprocess.Popen[str]") -> None:
 
 
 def write_owner(path: Path, age_s: float = 0.0, **changes: Any) -> dict[str, Any]:
-    """A lock as this process would hold it, with changes, its last heartbeat `age_s` ago."""
-    owner = {
-        "host": socket.gethostname(),
-        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        "pid": os.getpid(),
-        "started": psutil.Process().create_time(),
-        "job_id": None,
-        "token": "t0",
-        **changes,
-    }
+    """A lock as this process holds it, with changes, its last heartbeat `age_s` ago."""
+    scratch = path.with_name("scratch")
+    with Lock(scratch):
+        owner: dict[str, Any] = {**json.loads(scratch.read_text()), "token": "t0", **changes}
     path.write_text(json.dumps(owner))
     then = time.time() - age_s
     os.utime(path, (then, then))
+    return owner
+
+
+def leave_behind(path: Path, start: Start) -> dict[str, Any]:
+    """The lock of a process that was killed; its owner."""
+    holder = start(HOLDER, path)
+    assert said(holder) == "held"
+    holder.kill()
+    holder.wait()
+    owner = lock.read_owner(path)
+    assert owner is not None and owner["pid"] == holder.pid
     return owner
 
 
@@ -177,11 +182,34 @@ def test_a_dead_process_that_nobody_has_waited_for_is_dead(path: Path, start: St
     assert taken(path)
 
 
-def test_a_process_id_that_is_used_again_is_another_process(path: Path) -> None:
+def test_a_process_id_that_is_used_again_is_another_process(path: Path, start: Start) -> None:
     write_owner(path)
     assert not taken(path)
-    write_owner(path, started=psutil.Process().create_time() - 3600)
+    path.unlink()
+    # The killed process's lock, as if its number were now this process's, which is older.
+    dead = leave_behind(path, start)
+    path.write_text(json.dumps({**dead, "pid": os.getpid()}))
     assert taken(path)
+
+
+def test_an_owner_lives_on_when_the_system_clock_is_set(
+    path: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = start(HOLDER, path)
+    assert said(holder) == "held"
+    # A /proc as the kernel shows it after the clock was put forward by 30 s (a time server's
+    # first answer): the moment of the last start, btime, has moved with it.
+    fake = tmp_path / "proc"
+    fake.mkdir()
+    for entry in Path("/proc").iterdir():
+        if entry.name != "stat":
+            (fake / entry.name).symlink_to(entry)
+    lines = Path("/proc/stat").read_text().splitlines()
+    moved = [f"btime {int(x.split()[1]) + 30}" if x.startswith("btime") else x for x in lines]
+    (fake / "stat").write_text("\n".join(moved) + "\n")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(fake))
+    assert psutil.pid_exists(holder.pid)
+    assert not taken(path)
 
 
 def test_an_owner_before_this_machines_last_start_is_dead(path: Path) -> None:
@@ -289,8 +317,10 @@ def test_a_folder_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
         pass
 
 
-def test_a_contender_that_died_while_taking_over_stops_nobody_for_ever(path: Path) -> None:
-    write_owner(path, started=0)
+def test_a_contender_that_died_while_taking_over_stops_nobody_for_ever(
+    path: Path, start: Start
+) -> None:
+    leave_behind(path, start)
     guard = path.with_name(".lock.takeover")
     guard.touch()
     os.utime(guard, (1000, 1000))
@@ -301,9 +331,7 @@ def test_a_contender_that_died_while_taking_over_stops_nobody_for_ever(path: Pat
 def test_eight_processes_racing_for_a_stale_lock_hold_it_one_at_a_time(
     path: Path, start: Start
 ) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    write_owner(path, pid=dead.pid, started=psutil.Process(dead.pid).create_time())
-    dead.wait()
+    leave_behind(path, start)
     path.with_name("stale").write_text(path.read_text())
     racers = [start(RACER, path, 5) for _ in range(8)]
     assert [said(racer) for racer in racers] == ["ready"] * 8

@@ -39,5 +39,5 @@ def test_the_peak_of_resident_memory_is_the_kernels_in_mib() -> None:
     found = memory.peak_rss_mib()
     status = Path("/proc/self/status").read_text()
     (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
-    assert found == pytest.approx(int(kib) / 1024, rel=0.05)
+    assert found == pytest.approx(int(kib) / 1024, rel=0.01)
     assert found > len(block) / 2**20

@@ -97,6 +97,16 @@ def test_a_classifier_has_torchvisions_own_initial_weights() -> None:
     assert all(torch.equal(mine[name], value) for name, value in theirs.items())
 
 
+def test_googlenet_is_initialised_as_torchvision_does_by_default() -> None:
+    torch.manual_seed(5)
+    mine = models.build("googlenet", 4).state_dict()
+    torch.manual_seed(5)
+    theirs = torchvision.models.googlenet(num_classes=4, aux_logits=False, init_weights=True)
+    assert all(torch.equal(mine[name], value) for name, value in theirs.state_dict().items())
+    # A truncated normal of 0.01, and not the layers' own uniform.
+    assert mine["conv1.conv.weight"].std().item() == pytest.approx(0.01, rel=0.05)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -217,6 +227,12 @@ def test_too_small_an_image_is_refused_with_the_size_needed(name: str, smallest:
             models.check_image_size(name, size)
         assert f"data.image_size={size}" in str(caught.value) and name in str(caught.value)
         assert str(caught.value).endswith(f"at least {smallest}")
+
+
+def test_a_smallest_size_that_is_a_power_of_two_is_found_too() -> None:
+    models.check_image_size("vgg11", 32)
+    with pytest.raises(ModelError, match="at least 32"):
+        models.check_image_size("vgg11", 31)
 
 
 def test_a_width_changes_nothing_about_the_size_needed() -> None:

@@ -88,7 +88,7 @@ def test_without_a_terminal_there_are_plain_lines(
 
 def test_what_others_wrote_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     shown = Screen(1)
-    text = "[bold]model.name=[/bold] [red] [/] :smile: http://x/y 0x1f \\[x]"
+    text = "[bold]model.name=[/bold] [red] [/] http://x/y 0x1f \\[x]"
     shown.say(text)
     assert capsys.readouterr().out == f"{text}\n"
     shown.warn(text)
@@ -98,6 +98,14 @@ def test_what_others_wrote_is_printed_as_it_is(capsys: pytest.CaptureFixture[str
     long = "word " * 200
     shown.say(long)
     assert capsys.readouterr().out == f"{long}\n"  # not wrapped: a log's lines can be searched
+
+
+def test_a_word_between_colons_stays_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Screen(1)
+    shown.say("model.name=my:fire:network")
+    shown.fail("my:fire:network")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("model.name=my:fire:network\n", "error: my:fire:network\n")
 
 
 def test_plain_progress_is_rare_and_says_what_is_left(

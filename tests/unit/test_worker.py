@@ -3,8 +3,9 @@
 import csv
 import json
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,15 @@ class Hopeless(Small):
     def forward(self, images):
         return super().forward(images) * torch.inf
 """
+
+
+@pytest.fixture(autouse=True)
+def one_core() -> Iterator[None]:
+    """A rank takes a thread a core; small tensors on shared cores want one."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    yield
+    os.sched_setaffinity(0, before)
 
 
 @pytest.fixture(scope="module")
@@ -217,10 +227,11 @@ def test_a_seed_decides_everything(tmp_path: Path, settings: Make) -> None:
     assert same_weights(weights(one, settings()), weights(again, settings()))
 
 
-@pytest.mark.parametrize("step", [0, 1, 8, 12, 23])
-@pytest.mark.parametrize("precision", ["fp32", "scaler"])
+@pytest.mark.parametrize(
+    ("precision", "step"), [("fp32", 0), ("fp32", 8), ("scaler", 1), ("scaler", 12), ("scaler", 23)]
+)
 def test_a_stopped_and_resumed_run_ends_bit_for_bit_as_one_that_was_not(
-    tmp_path: Path, settings: Make, step: int, precision: str
+    tmp_path: Path, settings: Make, precision: str, step: int
 ) -> None:
     scaler = precision == "scaler"
     cell = settings(
@@ -264,10 +275,8 @@ def test_a_damaged_last_checkpoint_costs_only_the_steps_since_the_one_before(
     run(whole, cell)
     run(parts, cell, stop=StopAt(11))
     paths = RunPaths(parts)
-    content = bytearray(paths.last_checkpoint.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    content[len(content) // 3] ^= 0xFF
-    paths.last_checkpoint.write_bytes(content)
+    content = paths.last_checkpoint.read_bytes()
+    paths.last_checkpoint.write_bytes(content[: len(content) // 2])
     assert run(parts, cell, resume=True) == record.COMPLETED
     assert same_weights(weights(whole, cell), weights(parts, cell))
     notes = record.read(paths.record).notes
