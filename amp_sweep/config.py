@@ -271,7 +271,8 @@ def normalise(config: RunConfig) -> RunConfig:
     if parallel.name == "none" and isinstance(parallel.devices, int):  # always one device
         parallel = dataclasses.replace(parallel, devices="auto")
     precision = config.precision
-    if not precision.autocast:  # only autocast has a dtype to choose
+    if not precision.autocast and precision.dtype in ("float16", "bfloat16"):
+        # Only autocast has a dtype to choose.
         precision = dataclasses.replace(precision, dtype="auto")
     return dataclasses.replace(
         config, data=data, model=model, parallel=parallel, precision=precision

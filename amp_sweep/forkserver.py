@@ -22,9 +22,13 @@ PRELOAD = (
 FOR_THE_LAUNCHER = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def start() -> None:
-    """Start the server; harmless to call again."""
-    multiprocessing.set_forkserver_preload(list(PRELOAD))
+# Takes longer than all the others; only its own networks need it.
+CLASSIFIERS = "torchvision"
+
+
+def start(*, classifiers: bool = True) -> None:
+    """Start the server; harmless to call again. `classifiers`: torchvision's may be trained."""
+    multiprocessing.set_forkserver_preload([*PRELOAD, *([CLASSIFIERS] if classifiers else [])])
     if threading.current_thread() is not threading.main_thread():
         forkserver.ensure_running()
         return

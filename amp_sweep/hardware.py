@@ -1,6 +1,7 @@
 """What this machine is: devices, number formats, versions. Run it in a process of its own,
 since asking CUDA for names creates a context."""
 
+import importlib.metadata
 import os
 import platform
 import re
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def environment(hardware: Hardware) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        "torchvision": importlib.metadata.version("torchvision"),
         "cuda": torch.version.cuda if cuda else None,
         "driver": _nvidia_driver() if cuda else None,
         "gpu": hardware.device_names[0] if cuda else None,

@@ -63,7 +63,9 @@ class CellJob:
         if problem:
             self._end(record.FAILED, TaskLayout(problem))
             sys.exit(f"error: {problem}")
-        forkserver.start()
+        network = self.settings["model"]["name"]
+        own = network == "alexnet" or config.is_own_callable(network)
+        forkserver.start(classifiers=not own)
         from amp_sweep import launch, sweep  # brings torch
 
         node = self._node()

@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from amp_sweep.config import is_own_callable
@@ -81,14 +80,16 @@ def _own(name: str) -> Callable[..., nn.Module]:
 
 
 def _torchvision(name: str, outputs: int) -> nn.Module:
+    from torchvision import models as classifiers  # late: its import takes longer than torch's
+
     # Only the classifiers live directly under torchvision.models.
-    known = torchvision.models.list_models(module=torchvision.models)
+    known = classifiers.list_models(module=classifiers)
     if name not in known:
         raise ModelError(
             f"model.name={name}: allowed are alexnet, torchvision's classification models "
             f"({', '.join(known[:3])}, ...) or package.module:callable"
         )
-    builder = torchvision.models.get_model_builder(name)
+    builder = classifiers.get_model_builder(name)
     extra: dict[str, bool] = {}
     # GoogLeNet and Inception return extra outputs in training unless told otherwise.
     if name in ("googlenet", "inception_v3"):

@@ -191,7 +191,8 @@ def _table(rows: Sequence[Row], found: key.Key, *, title: str, fields: dict[str,
         for row in members.get((p, q), [])
         if row["status"] != record.COMPLETED
         for why in [footnotes.of_missing(row)]
-        if why or row["status"] != record.PENDING
+        # A pending cell says so in its row, unless other seeds of it are done.
+        if why or row["status"] != record.PENDING or cell.figures["images_per_s"].n
     ]
     on_device = any(cell.figures["peak_allocated_mib"].n for cell in cells.values())
     return Table(

@@ -74,8 +74,7 @@ def of_missing(row: Row) -> str:
     """Why a run is not completed: its error, its note, or how far it is."""
     if row["status"] == record.RUNNING:
         return f"{row['epochs_done']} of {row.get('config.epochs') or '?'} epochs done"
-    notes = items(row["notes"])
-    message = row["error_message"] or (notes[0] if notes else "")
+    message = row["error_message"] or ""
     kind = "" if row["status"] == record.INVALID else row["error_type"] or ""
     text = f"{kind}: {message}" if kind and message else kind or message
     return text if len(text) <= 200 else text[:197] + "..."

@@ -88,6 +88,7 @@ def test_memory_is_the_fullest_device_and_all_devices_as_text(make_run: Make) ->
         ('{"schema_version": 1, "name": "x"}', "no field 'fingerprint'"),
         ("\x00\x01garbage", "not a record"),
         ('{"schema_version": 1, "name": NaN}', "NaN"),
+        ('{"schema_version": 1, "name": 1e999}', "beyond a float"),
     ],
 )
 def test_a_bad_file_is_reported_by_path_and_passed_over(
@@ -107,11 +108,9 @@ def test_a_bad_file_is_reported_by_path_and_passed_over(
 def test_a_value_of_a_wrong_type_is_reported_and_null(make_run: Make) -> None:
     run = make_run(metrics={"test_accuracy": "high", "scaler_skipped_steps": 1.5})
     path = run / "record.json"
-    path.write_text(path.read_text().replace("8.0", "1e999"))
     frame, problems = load(run)
     assert frame["test_accuracy"].isna().all()
-    assert frame["train_time_s"].isna().all()
-    assert len(problems) == 3
+    assert len(problems) == 2
     assert all(problem.startswith(str(path)) for problem in problems)
     assert "'high' is not a number" in problems[0]
 

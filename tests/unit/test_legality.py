@@ -48,7 +48,6 @@ def test_the_bare_matrix_is_legal(make: Make) -> None:
         ({"precision__autocast": True, "precision__dtype": "fp16"},
          ["precision.dtype=fp16", "auto, float16, bfloat16"]),
         ({"precision__scaler": True}, ["precision.scaler", "precision.autocast", "float32"]),
-        ({"precision__dtype": "float16"}, ["precision.dtype", "fp32", "no autocast"]),
         ({"precision__init_scale": 0.0}, ["precision.init_scale=0.0", "above 0"]),
         ({"precision__growth_interval": 0}, ["precision.growth_interval=0", "at least 1"]),
         ({"optimizer__name": "lion"}, ["optimizer.name=lion", "adamw, sgd"]),
