@@ -13,6 +13,7 @@ PRELOAD = (
     "amp_sweep.worker",
     "amp_sweep.data.pipeline",
     "torch.distributed.elastic.multiprocessing.api",
+    "torch._dynamo",  # which the first optimizer imports
     "torch.utils.tensorboard",
 )
 

@@ -81,7 +81,9 @@ def ask(ids: Iterable[str]) -> tuple[dict[str, Job], str | None]:
     which knows every job that waits or runs, cannot be asked.
     """
     wanted = set(ids)
-    listed = _jobs(_ask("squeue", "--me", "-h", "-r", "-t", "all", "-o", "%i|%A|%T|%N|%r"))
+    listed = _jobs(
+        _ask("squeue", "-u", str(os.geteuid()), "-h", "-r", "-t", "all", "-o", "%i|%A|%T|%N|%r")
+    )
     forgotten = sorted(wanted - set(listed))
     silence = None
     if forgotten:
@@ -123,11 +125,17 @@ def own_id() -> str | None:
 
 
 def may_go_on() -> bool:
-    """Whether SLURM still counts this process's own job as running: not cancelled, not requeued."""
+    """Whether SLURM still counts this process's own job as running: not cancelled, not requeued.
+
+    False too when it does not say: a cancelled job must not come back.
+    """
     identity = own_id()
     if identity is None:
         return False
-    job = ask([identity])[0].get(identity)
+    try:
+        job = ask([identity])[0].get(identity)
+    except Unanswered:
+        return False
     return job is not None and job.state == "RUNNING"
 
 

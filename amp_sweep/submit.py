@@ -14,7 +14,7 @@ from typing import Any
 
 from amp_sweep import config, launch, record, slurm, source
 from amp_sweep.job import CellJob
-from amp_sweep.lock import read_owner
+from amp_sweep.lock import is_alive, read_owner
 from amp_sweep.paths import RunPaths
 from amp_sweep.record import Record
 from amp_sweep.screen import Screen
@@ -304,8 +304,15 @@ def _final(item: Submitted, job: slurm.Job | None) -> Record:
         found = record.read(item.paths.record)
     except record.RecordError:
         found, changed = launch.record_for(item.cell.config, list(item.cell.overrides)), False
+    if found.status in record.KEPT:  # a result stands, whatever became of a job after it
+        return found
     if changed and found.status not in (record.PENDING, record.RUNNING):
         return found
+    owner = read_owner(item.paths.lock)
+    if owner is not None:
+        its_own = owner.get("job_id") and (job is None or job.raw_id == str(owner["job_id"]))
+        if not its_own and is_alive(item.paths.lock, owner):
+            return found  # the job left the cell to another process, which trains it
     state = job.state if job else "unknown to SLURM"
     where = f" on {job.nodes}" if job and job.nodes else ""
     if changed and found.status == record.RUNNING:
@@ -320,9 +327,8 @@ def _final(item: Submitted, job: slurm.Job | None) -> Record:
     }.get(state, record.FAILED)
     message = f"job {item.job_id} {what}: {state}{where}; {_last_words(item)}"
     found.error = record.error_of("JobEnded", message)
-    owner = read_owner(item.paths.lock)
-    if owner and job and str(owner.get("job_id")) == job.raw_id:
-        item.paths.lock.unlink(missing_ok=True)  # its job is over
+    if owner is not None:
+        item.paths.lock.unlink(missing_ok=True)
     record.write(item.paths.record, found)
     return found
 

@@ -37,6 +37,11 @@ def main() -> None:
     """The entry point; Hydra runs once, in this process."""
     if sys.platform == "win32":
         sys.exit("error: native Windows is not supported; use WSL 2")
+    # Hydra takes -m before the overrides or after them, but not between: a person may not care.
+    for flag in ("-m", "--multirun"):
+        if flag in sys.argv:
+            sys.argv.remove(flag)
+            sys.argv.insert(1, flag)
     problems = legality.check_arguments(sys.argv[1:])
     for problem in problems:
         sys.stderr.write(f"error: {problem}\n")

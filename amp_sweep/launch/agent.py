@@ -92,14 +92,16 @@ def register_rendezvous() -> None:
 def quietly() -> Iterator[Path]:
     """Keep the agent's long messages off the terminal, its changes out of our environment."""
     before = dict(os.environ)
-    logger = logging.getLogger("torch.distributed")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    loggers = [logging.getLogger(name) for name in ("torch.distributed", "torch.multiprocessing")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
     with tempfile.TemporaryDirectory(prefix="amp_sweep_agent_") as folder:
         try:
             yield Path(folder)
         finally:
-            logger.setLevel(level)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
             for key in set(os.environ) - set(before):
                 del os.environ[key]
             os.environ.update(before)

@@ -4,6 +4,11 @@ import signal
 import threading
 from typing import Any, Self
 
+# Ranks that are told to stop get this long to come to the end of their step.
+GRACE_S = 5.0
+# SLURM's warning comes hydra.launcher.signal_delay_s (120) ahead: a whole evaluation may end.
+WARNED_S = 60.0
+
 
 class Interrupts:
     """Counts Ctrl-C and its like while the `with` block lasts; restores handlers after.
@@ -16,6 +21,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
+        self.grace_s = GRACE_S
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -28,5 +34,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _count(self, number: int, _frame: object) -> None:
+        if number == signal.SIGUSR2 and not self.count:
+            self.grace_s = WARNED_S
         if number == signal.SIGINT or not self.count:
             self.count += 1

@@ -102,7 +102,7 @@ def watch(
         if interrupts.count and not seen.stopped and len(pids) == len(own):
             seen.stopped = True
             _signal(pids.values(), signal.SIGUSR1)
-            deadline = now + GRACE_S
+            deadline = now + interrupts.grace_s
         if (failed or vanished) and deadline is None:
             deadline = now + GRACE_S
         if now - last_sign > stall_s:

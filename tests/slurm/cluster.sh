@@ -2,12 +2,12 @@
 # cluster.sh {up|down|env|stop-node NAME|start-node NAME}: a throw-away SLURM cluster on this machine.
 # Needs root and Debian's packages slurm-wlm and munge. Several nodes, fake GPUs, preemption and
 # requeue, on the loopback only; everything lies under $SLURM_TEST_ROOT.
-#   SLURM_TEST_ROOT (required)  SLURM_TEST_NODES (3)  SLURM_TEST_CPUS (4 per node)
+#   SLURM_TEST_ROOT (required)  SLURM_TEST_NODES (3)  SLURM_TEST_CPUS (8 per node)
 #   SLURM_TEST_GPUS (2 per node; 0 = none)  SLURM_TEST_PORT (26817; the nodes take those above it)
 set -euo pipefail
 R=${SLURM_TEST_ROOT:?}
 N=${SLURM_TEST_NODES:-3}
-CPUS=${SLURM_TEST_CPUS:-4}
+CPUS=${SLURM_TEST_CPUS:-8}
 GPUS=${SLURM_TEST_GPUS:-2}
 PORT=${SLURM_TEST_PORT:-26817}
 export SLURM_CONF=$R/slurm.conf

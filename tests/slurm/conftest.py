@@ -4,14 +4,19 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
+from amp_sweep import record
+from amp_sweep.record import Record
 from tests.conftest import CommandLine
 
 SCRIPT = Path(__file__).with_name("cluster.sh")
@@ -27,6 +32,11 @@ TINY = (
     "data.batch_size=48",
     "track=none",
 )
+# What is left is the start of Python and PyTorch.
+TINIEST = ("epochs=1", "data.train_images=96", "data.test_images=48", *TINY)
+SLURM = ("-m", "hydra/launcher=slurm")
+# The digits give 29 steps of 48 images an epoch.
+SLOW_CELL = ("parallel=ddp", "epochs=3", *TINY)
 
 
 @dataclass(frozen=True)
@@ -134,3 +144,116 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.1)
+
+
+def only_record(command: CommandLine, name: str = "matrix") -> Record:
+    (found,) = command.records(name).values()
+    return found
+
+
+def job_id(command: CommandLine) -> str:
+    return str(only_record(command).environment["slurm_job_ids"][-1])
+
+
+def is_training(command: CommandLine) -> bool:
+    found = list(command.records().values())
+    under_way = bool(list(command.folder.glob("outputs/*/*/progress.json")))
+    return bool(found) and found[0].status == record.RUNNING and under_way
+
+
+def epochs_done(command: CommandLine) -> int:
+    found = list(command.records().values())
+    return len(found[0].epochs) if found else 0
+
+
+def weights(command: CommandLine, name: str) -> dict[str, torch.Tensor]:
+    (path,) = command.folder.glob(f"outputs/{name}/*/checkpoints/final.pt")
+    state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["weights"]
+    return state
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(
+    tmp_path_factory: pytest.TempPathFactory, make_submitting: Callable[[Path], CommandLine]
+) -> CommandLine:
+    """SLOW_CELL, trained here without interruption and without SLURM."""
+    command = make_submitting(tmp_path_factory.mktemp("whole"))
+    # The cores that a job is given decide over threads, and so over the last bits.
+    run = with_environment(command, SLURM_CPUS_PER_TASK="2").train(*SLOW_CELL)
+    assert run.code == 0, run.text
+    return command
+
+
+def assert_same_weights(command: CommandLine, uninterrupted: CommandLine) -> None:
+    whole, resumed = weights(uninterrupted, "matrix"), weights(command, "matrix")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+def detached(command: CommandLine, *overrides: str, slow: str = "0.1") -> str:
+    """Submit without waiting; what was printed."""
+    run = with_environment(command, SLOW=slow).train(*SLURM, "launch.wait=false", *overrides)
+    assert run.code == 0, run.text
+    return run.out
+
+
+class Background:
+    """Jobs that run beside the other tests: cells with a short time limit, an array of fifty."""
+
+    def __init__(self, cluster: Cluster, make: Callable[[Path], CommandLine], root: Path) -> None:
+        self.folder = root / "array"
+        self.folder.mkdir()
+        self._log = self.folder / "submitting.log"
+        with self._log.open("w") as log:
+            # From inside a job, whose SLURM_* must not leak into those that it submits.
+            self.array = subprocess.Popen(
+                ["srun", "--quiet", "-n1", sys.executable, "-m", "amp_sweep.train", *SLURM,
+                 "seed=range(25)", "precision=fp32,autocast", *TINIEST,
+                 "hydra.launcher.name=fifty", "hydra.launcher.array_parallelism=3"],
+                cwd=self.folder, env=make(self.folder).environment, stdout=log, stderr=log,
+            )  # fmt: skip
+        self._most = 0
+        self._cluster = cluster
+        threading.Thread(target=self._count, daemon=True).start()
+        self.requeued = self._limited(make, root / "requeued", requeues=5)
+        self.without_requeue = self._limited(make, root / "without", requeues=0)
+
+    def _limited(
+        self, make: Callable[[Path], CommandLine], folder: Path, requeues: int
+    ) -> CommandLine:
+        folder.mkdir()
+        command = make(folder)
+        limits = (
+            "hydra.launcher.timeout_min=1",
+            "hydra.launcher.signal_delay_s=30",
+            f"hydra.launcher.max_num_timeout={requeues}",
+        )
+        detached(command, *SLOW_CELL, *limits, slow="0.5")
+        return command
+
+    def _count(self) -> None:
+        while self.array.poll() is None:
+            running = self._cluster("squeue", "-h", "-n", "fifty", "-t", "RUNNING").splitlines()
+            self._most = max(self._most, len(running))
+            time.sleep(1.0)
+
+    def end_of_array(self) -> tuple[str, int]:
+        """What the submitting command printed, and how many of its jobs ran at once."""
+        self.array.wait(280)
+        return self._log.read_text(), self._most
+
+
+@pytest.fixture(scope="session", autouse=True)
+def background(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Background | None]:
+    """Started with the first test where the tests that wait for it are asked for."""
+    if not any(item.path.name == "test_waiting.py" for item in request.session.items):
+        yield None
+        return
+    cluster = request.getfixturevalue("cluster")
+    make = request.getfixturevalue("make_submitting")
+    running = Background(cluster, make, tmp_path_factory.mktemp("background"))
+    yield running
+    running.array.kill()

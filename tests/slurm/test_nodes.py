@@ -62,7 +62,7 @@ def test_a_cancelled_cell_of_two_nodes_has_saved_and_resumes(
     again = submitting.train(*TWO_NODES, *CELL)
     assert again.code == 0, again.text
     (done,) = submitting.records().values()
-    assert [segment["from_epoch"] for segment in done.segments] == [0, 1]
+    assert [segment["from_epoch"] > 0 for segment in done.segments] == [False, True]
 
 
 def test_cells_that_use_one_node_are_refused_for_several(submitting: CommandLine) -> None:

@@ -1,0 +1,72 @@
+"""What is built runs without the repository."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, CommandLine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(out)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_the_configuration_and_no_tests_or_data(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    conf = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "conf").rglob("*.yaml")}
+    assert {f"amp_sweep/{name}" for name in conf} <= set(names)
+    assert "hydra_plugins/amp_sweep/sweeper.py" in names
+    assert "hydra_plugins/__init__.py" not in names  # a namespace that others share
+    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert tops == {"amp_sweep", "analysis", "hydra_plugins"}
+
+
+def test_the_installed_wheel_runs_a_sweep_from_an_empty_folder(
+    wheel: Path, command: CommandLine, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    site = tmp_path_factory.mktemp("site")
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(site),
+    ]
+    subprocess.run([*install, str(wheel)], check=True)
+    installed = CommandLine(command.folder, {**command.environment, "PYTHONPATH": str(site)})
+    where = installed("amp_sweep.train", "--info", "searchpath")
+    assert str(site / "amp_sweep" / "conf") in where.out, where.text
+    run = installed.train("-m", "parallel=none,ddp", "model.width=0.1", "epochs=1")
+    assert run.code == 0, run.text
+    assert "2 of 2 cells completed" in run.out
+    assert str(REPOSITORY) not in run.text
+
+
+def test_options_and_overrides_may_come_in_any_order(command: CommandLine) -> None:
+    run = command.train("parallel=none,ddp", "-m", "plan=true", "epochs=1")
+    assert run.code == 0, run.text
+    assert len(run.out.splitlines()) == 2
+
+
+def test_hydras_own_sweeper_and_launcher_give_the_same_records(command: CommandLine) -> None:
+    run = command.train(
+        "-m", "hydra/sweeper=basic", "parallel=none,ddp", "model.width=0.1", "epochs=1"
+    )
+    assert run.code == 0, run.text
+    records = command.records()
+    assert {item.status for item in records.values()} == {"completed"}
+    assert sorted(records) == ["ddp-fp32-s0", "none-fp32-s0"]

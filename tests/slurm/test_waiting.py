@@ -1,0 +1,61 @@
+"""What takes minutes of waiting: it is started first and looked at last (see `conftest.py`)."""
+
+import json
+
+import pytest
+
+from amp_sweep import record
+from tests.conftest import CommandLine
+from tests.slurm.conftest import (
+    SLOW_CELL,
+    SLURM,
+    Background,
+    assert_same_weights,
+    only_record,
+    wait_for,
+)
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def test_at_its_time_limit_a_job_saves_requeues_and_ends_with_the_same_weights(
+    background: Background, uninterrupted: CommandLine
+) -> None:
+    command = background.requeued
+    wait_for(lambda: only_record(command).status == record.COMPLETED, 150)
+    done = only_record(command)
+    assert len(done.segments) >= 2
+    assert len({segment["slurm_job_id"] for segment in done.segments}) == 1
+    assert done.environment["slurm_job_ids"] == [done.segments[0]["slurm_job_id"]]
+    table = command("analysis", "outputs/matrix")
+    assert "stitched" in table.out
+    assert_same_weights(command, uninterrupted)
+
+
+def test_at_its_time_limit_without_a_requeue_left_the_cell_is_a_timeout_and_resumes(
+    background: Background,
+) -> None:
+    command = background.without_requeue
+    wait_for(lambda: only_record(command).status == record.TIMEOUT, 150)
+    ended = only_record(command)
+    assert ended.error is not None and "hydra.launcher.timeout_min" in ended.error["message"]
+    again = command.train(*SLURM, *SLOW_CELL)
+    assert again.code == 0, again.text
+    assert [segment["from_epoch"] > 0 for segment in only_record(command).segments] == [False, True]
+
+
+def test_fifty_cells_go_as_one_array_with_seeds_outermost_from_inside_a_job(
+    background: Background,
+) -> None:
+    out, most = background.end_of_array()
+    assert background.array.returncode == 0, out
+    assert "50 of 50 cells completed" in out
+    assert most == 3
+    index_of = {}
+    for path in background.folder.glob("outputs/matrix/*/job.json"):
+        array, _, index = json.loads(path.read_text())["job_id"].partition("_")
+        found = record.read(path.with_name("record.json"))
+        index_of[(found.cell["seed"], found.cell["precision"])] = (array, int(index))
+    assert len({array for array, _ in index_of.values()}) == 1
+    by_index = sorted(index_of, key=lambda cell: index_of[cell][1])
+    assert [seed for seed, _ in by_index] == [index // 2 for index in range(50)]

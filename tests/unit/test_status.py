@@ -1,0 +1,99 @@
+"""What `status` says of a cell: from its record, its lock, and what SLURM says about its job."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_sweep import record, status
+from amp_sweep.lock import Lock
+from amp_sweep.paths import RunPaths
+from amp_sweep.record import Record
+from amp_sweep.slurm import Job
+
+SEGMENT = {"started_at": "2026-01-01T00:00:00+00:00", "from_epoch": 0}
+
+
+def found(kind: str, **changes: Any) -> Record:
+    values = {"name": "m", "fingerprint": "0", "cell": {}, "overrides": [], "config": {}}
+    return Record(status=kind, segments=[dict(SEGMENT)], **{**values, **changes})
+
+
+def job(state: str, reason: str = "None") -> Job:
+    return Job(id="12_3", raw_id="15", state=state, nodes="n1", reason=reason)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    here = RunPaths(tmp_path)
+    here.job.write_text(json.dumps({"job_id": "12_3"}))
+    return here
+
+
+def held_by_job(paths: RunPaths) -> None:
+    owner = {"host": "elsewhere", "boot_id": "other", "pid": 1, "started": 0.0, "job_id": "15"}
+    paths.lock.write_text(json.dumps(owner))
+
+
+@pytest.mark.parametrize("before", [record.PENDING, record.INTERRUPTED, record.FAILED])
+def test_a_cell_whose_job_waits_is_pending_whatever_it_was(paths: RunPaths, before: str) -> None:
+    jobs = {"12_3": job("PENDING", "Priority")}
+    words = status.status_and_detail(paths, found(before), jobs)
+    assert words == (record.PENDING, "job 12_3 pending on n1, Priority")
+
+
+def test_a_running_cell_shows_its_job_its_node_and_the_time_left(paths: RunPaths) -> None:
+    held_by_job(paths)
+    paths.progress.write_text(json.dumps({"epoch": 1, "epochs": 4, "step": 5, "steps": 10}))
+    kind, words = status.status_and_detail(
+        paths, found(record.RUNNING), {"12_3": job("RUNNING"), "15": job("RUNNING")}
+    )
+    assert kind == record.RUNNING
+    assert words.startswith("epoch 2/4, step 5, about ") and "left; job 12_3 on elsewhere" in words
+
+
+def test_a_running_record_of_a_job_that_is_over_is_interrupted(paths: RunPaths) -> None:
+    held_by_job(paths)  # its heartbeat is seconds old: SLURM knows better
+    jobs = {"12_3": job("NODE_FAIL"), "15": job("NODE_FAIL")}
+    kind, words = status.status_and_detail(paths, found(record.RUNNING), jobs)
+    assert kind == record.INTERRUPTED
+    assert words == "its job is over (node_fail); the same command resumes it"
+
+
+def test_where_slurm_was_not_asked_the_lock_decides(paths: RunPaths) -> None:
+    with Lock(paths.lock):
+        kind, words = status.status_and_detail(paths, found(record.RUNNING))
+    assert kind == record.RUNNING
+    assert socket.gethostname() in words
+    kind, words = status.status_and_detail(paths, found(record.RUNNING))
+    assert (kind, words) == (
+        record.INTERRUPTED,
+        "its process is gone; the same command resumes it",
+    )
+
+
+def test_a_cell_whose_job_slurm_forgot_says_so(paths: RunPaths) -> None:
+    kind, words = status.status_and_detail(paths, found(record.PENDING), {})
+    assert (kind, words) == (record.PENDING, "job 12_3 which SLURM does not know")
+
+
+def test_a_completed_cell_shows_its_figures_whatever_slurm_says(paths: RunPaths) -> None:
+    done = found(record.COMPLETED, metrics={"test_accuracy": 0.5, "train_time_s": 61.0})
+    for jobs in (None, {}, {"12_3": job("COMPLETING")}, {"12_3": job("FAILED")}):
+        assert status.status_and_detail(paths, done, jobs) == (
+            record.COMPLETED,
+            "accuracy 0.5000, trained 1 m 01 s",
+        )
+
+
+def test_what_could_not_be_asked_is_said_and_the_cells_are_shown(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record.write(paths.record, found(record.FAILED, error={"message": "planted"}))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert status.main([str(paths.root)]) == 1
+    printed = capsys.readouterr()
+    assert "SLURM was not asked" in printed.err and "squeue" in printed.err
+    assert "planted" in printed.out and "1 failed" in printed.out
