@@ -53,8 +53,20 @@ class CellJob:
     nodes: int = 1
 
     def __call__(self) -> None:
-        """Train the cell. Raises SystemExit unless it completed."""
-        requeue = signal.getsignal(_warning())  # submitit's way: checkpoint(), then requeue
+        """Train the cell. Raises SystemExit with the exit code."""
+        from submitit.core.utils import UncompletedJobError
+
+        try:
+            self._run()
+        except UncompletedJobError as error:  # from submitit's handler: no requeue is left
+            message = f"{error} Raise hydra.launcher.timeout_min or max_num_timeout"
+            self._end(record.TIMEOUT, TimeLimit(message))
+            sys.exit(1)
+
+    def _run(self) -> None:
+        from submitit.core.utils import UncompletedJobError
+
+        requeue: Any = signal.getsignal(_warning())  # submitit's: checkpoint(), requeue, exit
         if not Path(self.root).is_dir():
             sys.exit(f"error: this node cannot see {self.root}: is it on a shared file system?")
         os.chdir(self.folder)
@@ -77,6 +89,8 @@ class CellJob:
             cell = dataclasses.replace(cell, config=dataclasses.replace(cell.config, force=False))
         try:
             code = sweep.run([cell], node=node, tables=False)
+        except UncompletedJobError:
+            raise
         except Exception as error:  # whatever it was, the submitting side reads it in the record
             self._end(record.FAILED, error)
             raise
@@ -85,7 +99,7 @@ class CellJob:
                 launch.dismiss(cell.root, node)
         self._note_changed_code()
         if code == sweep.STOPPED and slurm.may_go_on():
-            self._requeue(requeue)
+            requeue(_warning(), None)
         sys.exit(code)
 
     def _node(self) -> "launch.Node":
@@ -119,17 +133,6 @@ class CellJob:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
-
-    def _requeue(self, requeue: Any) -> None:
-        """Requeue as submitit does, which exits; the record says so when no requeue is left."""
-        from submitit.core.utils import UncompletedJobError
-
-        try:
-            requeue(_warning(), None)
-        except UncompletedJobError as error:
-            message = f"{error} Raise hydra.launcher.timeout_min or max_num_timeout"
-            self._end(record.TIMEOUT, TimeLimit(message))
-            sys.exit(1)
 
     def _began_before(self) -> bool:
         """Whether this very job, before it was requeued, has begun with the cell."""

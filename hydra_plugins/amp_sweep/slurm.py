@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra_plugins.hydra_submitit_launcher import (  # type: ignore[import-untyped]
+from hydra_plugins.hydra_submitit_launcher import (
     config as options,
 )
 from hydra_plugins.hydra_submitit_launcher import (

@@ -215,7 +215,7 @@ class Background:
         self._most = 0
         self._cluster = cluster
         threading.Thread(target=self._count, daemon=True).start()
-        self.requeued = self._limited(make, root / "requeued", requeues=5)
+        self.requeued = self._limited(make, root / "requeued", requeues=10)
         self.without_requeue = self._limited(make, root / "without", requeues=0)
 
     def _limited(
@@ -224,11 +224,11 @@ class Background:
         folder.mkdir()
         command = make(folder)
         limits = (
-            "hydra.launcher.timeout_min=1",
-            "hydra.launcher.signal_delay_s=30",
+            "hydra.launcher.timeout_min=2",  # SLURM may warn a minute early
+            "hydra.launcher.signal_delay_s=60",
             f"hydra.launcher.max_num_timeout={requeues}",
         )
-        detached(command, *SLOW_CELL, *limits, slow="0.5")
+        detached(command, *SLOW_CELL, *limits, slow="1")
         return command
 
     def _count(self) -> None:

@@ -22,7 +22,7 @@ def test_at_its_time_limit_a_job_saves_requeues_and_ends_with_the_same_weights(
     background: Background, uninterrupted: CommandLine
 ) -> None:
     command = background.requeued
-    wait_for(lambda: only_record(command).status == record.COMPLETED, 150)
+    wait_for(lambda: only_record(command).status == record.COMPLETED, 270)
     done = only_record(command)
     assert len(done.segments) >= 2
     assert len({segment["slurm_job_id"] for segment in done.segments}) == 1
@@ -36,7 +36,7 @@ def test_at_its_time_limit_without_a_requeue_left_the_cell_is_a_timeout_and_resu
     background: Background,
 ) -> None:
     command = background.without_requeue
-    wait_for(lambda: only_record(command).status == record.TIMEOUT, 150)
+    wait_for(lambda: only_record(command).status == record.TIMEOUT, 270)
     ended = only_record(command)
     assert ended.error is not None and "hydra.launcher.timeout_min" in ended.error["message"]
     again = command.train(*SLURM, *SLOW_CELL)
