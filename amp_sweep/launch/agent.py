@@ -153,6 +153,6 @@ class Agent(threading.Thread):
             logs_specs=DefaultLogsSpecs(log_dir=str(self._log_dir)),
         )
         try:
-            elastic_launch(launch_config, run_rank)(job)
+            elastic_launch(launch_config, run_rank)(job, os.getpid())
         except BaseException as error:  # judged by `judge`, with all that the ranks said
             self.error = error
