@@ -7,7 +7,6 @@ import platform
 import re
 import socket
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,22 +59,6 @@ def cpu_has_bf16() -> bool | None:
         return None
     flags = set(found.group(1).split())
     return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
-
-
-def bf16_slowdown() -> float:
-    """How many times as long a matrix product takes in bfloat16 as in float32 on this CPU."""
-
-    def best_s(dtype: torch.dtype) -> float:
-        a = torch.ones(512, 512, dtype=dtype)
-        a @ a
-        times = []
-        for _ in range(5):
-            started = time.perf_counter()
-            a @ a
-            times.append(time.perf_counter() - started)
-        return min(times)
-
-    return best_s(torch.bfloat16) / best_s(torch.float32)
 
 
 def detect(requested: str) -> Hardware:

@@ -187,7 +187,7 @@ def _run_here(
         _print_plan(asked, dict(zip([c.root for c in left], here.invalid, strict=True)), screen)
         return OK
     _announce(done, screen)
-    _warn_of_slow_bf16(left, here, screen)
+    _warn_of_slow_bf16(here, screen)
     _write_pending(left)
 
     index = {cell.root: i for i, cell in enumerate(left)}
@@ -278,23 +278,14 @@ def _write_invalid(cell: Cell, reason: str, here: Preparation) -> Record:
     return result
 
 
-def _warn_of_slow_bf16(cells: list[Cell], here: Preparation, screen: Screen) -> None:
-    """Say before the start when mixed precision will be slow on this CPU, and how slow."""
-    slow = [
-        cell
-        for cell in cells
-        if here.hardware[cell.config.device].device_type == "cpu"
-        and here.hardware[cell.config.device].native_bf16 is False
-        and cell.config.precision.autocast
-    ]
-    if not slow:
-        return
-    ratio = here.bf16_slowdown
-    factor = f"about {ratio:.0f} times" if ratio else "several times"
-    screen.warn(
-        f"this CPU has no native bfloat16: {len(slow)} of {len(cells)} cells (autocast) take "
-        f"{factor} as long as their fp32 cells"
-    )
+def _warn_of_slow_bf16(here: Preparation, screen: Screen) -> None:
+    """Say before the start how slow mixed precision is on this CPU, and what to expect."""
+    if here.expectation is not None:
+        screen.warn(
+            "this CPU has no native bfloat16: a step with autocast takes "
+            f"{here.expectation.slowdown:.1f} times as long as in float32; expect about "
+            f"{record.duration(here.expectation.total_s)} of training in all"
+        )
 
 
 # ------------------------------------------------------------------ afterwards

@@ -6,8 +6,9 @@ from typing import Any
 
 from amp_sweep import data, legality, models, parallel
 from amp_sweep.config import DataConfig, ModelConfig, RunConfig
-from amp_sweep.hardware import Hardware, bf16_slowdown, detect, environment
+from amp_sweep.hardware import Hardware, detect, environment
 from amp_sweep.worker.build import Invalid, outputs_of
+from amp_sweep.worker.estimate import Expectation, expectation
 
 
 @dataclass
@@ -21,7 +22,8 @@ class Preparation:
     plans: list[parallel.Plan | None] = field(default_factory=list)
     invalid: list[str | None] = field(default_factory=list)  # why a cell cannot run here
     problems: list[str] = field(default_factory=list)  # what refuses the whole sweep
-    bf16_slowdown: float | None = None  # against float32, where the CPU has it not natively
+    # Where bfloat16 is asked for on a CPU that has it not natively.
+    expectation: Expectation | None = None
 
 
 def prepare(
@@ -39,10 +41,6 @@ def prepare(
     for device in devices:
         result.hardware[device] = detect(device)
         result.environments[device] = environment(result.hardware[device])
-    if any(settings.precision.autocast for settings in cells) and any(
-        item.device_type == "cpu" and item.native_bf16 is False for item in result.hardware.values()
-    ):
-        result.bf16_slowdown = bf16_slowdown()
     opened: dict[DataConfig, data.Prepared | None] = {}
     fits: set[tuple[ModelConfig, int, int]] = set()
     for settings in cells:
@@ -65,7 +63,26 @@ def prepare(
         if key not in fits:
             fits.add(key)
             _check_network(settings, len(prepared.classes), result.problems)
+    if not result.problems:
+        result.expectation = _expectation(cells, result, opened)
     return result
+
+
+def _expectation(
+    cells: Sequence[RunConfig],
+    result: Preparation,
+    opened: dict[DataConfig, data.Prepared | None],
+) -> Expectation | None:
+    known = []
+    for settings, plan in zip(cells, result.plans, strict=True):
+        prepared, hardware = opened[settings.data], result.hardware[settings.device]
+        if plan is None or prepared is None or hardware.device_type != "cpu":
+            continue
+        if hardware.native_bf16 is False:
+            steps = settings.epochs * (prepared.train_count // plan.global_batch)
+            known.append((settings, outputs_of(settings, len(prepared.classes)), steps))
+    half = any(settings.precision.autocast for settings, _, _ in known)
+    return expectation(known) if half else None
 
 
 def _plan(

@@ -57,10 +57,6 @@ def test_native_bfloat16_is_what_the_processor_says() -> None:
     assert hardware.detect("cpu").native_bf16 is expected
 
 
-def test_the_slowdown_of_bfloat16_is_a_ratio_of_times() -> None:
-    assert 0.01 < hardware.bf16_slowdown() < 1000
-
-
 def test_the_environment_has_the_records_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     found = hardware.environment(hardware.detect("cpu"))
