@@ -197,8 +197,12 @@ def detached(command: CommandLine, *overrides: str, slow: str = "0.1") -> str:
     return run.out
 
 
+# Of the array in the background, with two cells each. A cell costs some seconds of a core.
+ARRAY_SEEDS = 6
+
+
 class Background:
-    """Jobs that run beside the other tests: cells with a short time limit, an array of fifty."""
+    """Jobs that run beside the other tests: cells with a short time limit, a larger array."""
 
     def __init__(self, cluster: Cluster, make: Callable[[Path], CommandLine], root: Path) -> None:
         self.folder = root / "array"
@@ -208,8 +212,8 @@ class Background:
             # From inside a job, whose SLURM_* must not leak into those that it submits.
             self.array = subprocess.Popen(
                 ["srun", "--quiet", "-n1", sys.executable, "-m", "amp_sweep.train", *SLURM,
-                 "seed=range(25)", "precision=fp32,autocast", *TINIEST,
-                 "hydra.launcher.name=fifty", "hydra.launcher.array_parallelism=3"],
+                 f"seed=range({ARRAY_SEEDS})", "precision=fp32,autocast", *TINIEST,
+                 "hydra.launcher.name=many", "hydra.launcher.array_parallelism=3"],
                 cwd=self.folder, env=make(self.folder).environment, stdout=log, stderr=log,
             )  # fmt: skip
         self._most = 0
@@ -233,7 +237,7 @@ class Background:
 
     def _count(self) -> None:
         while self.array.poll() is None:
-            running = self._cluster("squeue", "-h", "-n", "fifty", "-t", "RUNNING").splitlines()
+            running = self._cluster("squeue", "-h", "-n", "many", "-t", "RUNNING").splitlines()
             self._most = max(self._most, len(running))
             time.sleep(1.0)
 

@@ -7,6 +7,7 @@ import pytest
 from amp_sweep import record
 from tests.conftest import CommandLine
 from tests.slurm.conftest import (
+    ARRAY_SEEDS,
     SLOW_CELL,
     SLURM,
     Background,
@@ -44,12 +45,13 @@ def test_at_its_time_limit_without_a_requeue_left_the_cell_is_a_timeout_and_resu
     assert [segment["from_epoch"] > 0 for segment in only_record(command).segments] == [False, True]
 
 
-def test_fifty_cells_go_as_one_array_with_seeds_outermost_from_inside_a_job(
+def test_many_cells_go_as_one_array_with_seeds_outermost_from_inside_a_job(
     background: Background,
 ) -> None:
     out, most = background.end_of_array()
     assert background.array.returncode == 0, out
-    assert "50 of 50 cells completed" in out
+    cells = 2 * ARRAY_SEEDS
+    assert f"{cells} of {cells} cells completed" in out
     assert most == 3
     index_of = {}
     for path in background.folder.glob("outputs/matrix/*/job.json"):
@@ -58,4 +60,4 @@ def test_fifty_cells_go_as_one_array_with_seeds_outermost_from_inside_a_job(
         index_of[(found.cell["seed"], found.cell["precision"])] = (array, int(index))
     assert len({array for array, _ in index_of.values()}) == 1
     by_index = sorted(index_of, key=lambda cell: index_of[cell][1])
-    assert [seed for seed, _ in by_index] == [index // 2 for index in range(50)]
+    assert [seed for seed, _ in by_index] == [index // 2 for index in range(cells)]
