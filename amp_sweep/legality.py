@@ -146,6 +146,11 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
+# Hydra's options after which arguments are no overrides, or those of another configuration.
+NOT_OUR_OVERRIDES = frozenset(
+    {"-sc", "--shell-completion", "-cn", "--config-name", "-cp", "--config-path"}
+)
+
 # One device cannot know another's answer, so these are asked where the cell runs.
 FLOAT16_ON_CPU = (
     "float16 autocast on a CPU is emulated and unusably slow; use precision.dtype=bfloat16"
@@ -211,8 +216,11 @@ def check_arguments(arguments: Sequence[str]) -> list[str]:
     """What is wrong with the keys of command-line overrides, before Hydra composes them.
 
     Hydra ends with a traceback for a group set to null, and does not say which keys there are.
-    Additions (`+key`), deletions (`~key`), options and Hydra's own keys are left to it.
+    Additions (`+key`), deletions (`~key`), options and Hydra's own keys are left to it, and so is
+    everything where an option says that the arguments are no overrides of our configuration.
     """
+    if any(argument.split("=")[0] in NOT_OUR_OVERRIDES for argument in arguments):
+        return []
     sections = {
         item.name: tuple(field.name for field in dataclasses.fields(item.type))
         for item in dataclasses.fields(RunConfig)

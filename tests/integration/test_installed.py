@@ -62,6 +62,12 @@ def test_options_and_overrides_may_come_in_any_order(command: CommandLine) -> No
     assert len(run.out.splitlines()) == 2
 
 
+def test_tab_completion_can_be_installed(command: CommandLine) -> None:
+    run = command.train("-sc", "install=bash")
+    assert run.code == 0, run.text
+    assert "complete" in run.out
+
+
 def test_hydras_own_sweeper_and_launcher_give_the_same_records(command: CommandLine) -> None:
     run = command.train(
         "-m", "hydra/sweeper=basic", "parallel=none,ddp", "model.width=0.1", "epochs=1"
