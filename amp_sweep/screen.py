@@ -33,6 +33,7 @@ class Screen:
         self._name = ""
         self._began = time.monotonic()
         self._last_line = 0.0
+        self._last_epoch = 0
         self._bars: Progress | None = None
         self._sweep_bar: TaskID | None = None
         self._cell_bar: TaskID | None = None
@@ -95,7 +96,16 @@ class Screen:
         self._cell_bar = self._bars.add_task(name, total=epochs, note="starting")
 
     def cell_moves(self, values: dict[str, Any]) -> None:
-        """Rank 0 said where it is: `epoch`, `epochs`, `step`, `steps`, `doing`."""
+        """Rank 0 said where it is: `epoch`, `epochs`, `step`, `steps`, `doing`, `last_epoch`."""
+        row = values.get("last_epoch")
+        # A single run tells every epoch; in a sweep that would bury the cells.
+        if self._total == 1 and row and row["epoch"] > self._last_epoch:
+            self._last_epoch = row["epoch"]
+            self._last_line = time.monotonic()
+            self.say(
+                f"epoch {row['epoch']}/{values['epochs']}: {record.duration(row['train_time_s'])}, "
+                f"loss {row['train_loss']:.4f}, accuracy {row['test_accuracy']:.4f}"
+            )
         done = values["epoch"] + values["step"] / max(1, values["steps"])
         share = min(1.0, done / max(1, values["epochs"]))
         spent = time.monotonic() - self._began

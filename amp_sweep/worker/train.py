@@ -248,6 +248,7 @@ def _end_epoch(cell: Cell, progress: Progress, writer: Writer) -> None:
         }
     )
     writer.epoch(progress, lr)
+    writer.sign_of_life(progress.epoch, 0, "save")
     log.info(
         "epoch %d/%d: loss %.4f, test accuracy %.4f, %s",
         progress.epoch,

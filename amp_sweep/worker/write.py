@@ -32,6 +32,7 @@ class Writer:
         self._cell = cell
         self._active = cell.ranks.rank == 0
         self._last_sign = 0.0
+        self._last_epoch: dict[str, Any] | None = None
         self._tracker: Any = NoTracker()
         if not self._active:
             return
@@ -70,6 +71,7 @@ class Writer:
             "step": step,
             "steps": cell.steps_per_epoch,
             "doing": doing,
+            "last_epoch": self._last_epoch,
         }
         temporary = cell.paths.progress.with_suffix(".tmp")
         temporary.write_text(json.dumps(values), encoding="utf-8")
@@ -79,7 +81,7 @@ class Writer:
         """Write the row of the epoch that just ended, and the steps that are logged."""
         if not self._active:
             return
-        row = progress.epochs[-1]
+        row = self._last_epoch = progress.epochs[-1]
         steps = self._cell.steps_per_epoch
         every = self._cell.config.track.every_steps
         before = (row["epoch"] - 1) * steps

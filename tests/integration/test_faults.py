@@ -88,18 +88,26 @@ def assert_equal_to_uninterrupted(command: CommandLine, *overrides: str) -> None
     assert steps[0].read_text() == steps[1].read_text()
 
 
-WORLDS = [("none", "1"), ("ddp", "2"), ("ddp", "3")]
+WORLDS = [
+    ("none", "1", "ctrl-c"),
+    ("none", "1", "sigterm"),
+    ("ddp", "2", "ctrl-c"),
+    ("ddp", "3", "ctrl-c"),
+]
 
 
-@pytest.mark.parametrize(("parallel", "devices"), WORLDS)
+@pytest.mark.parametrize(("parallel", "devices", "how"), WORLDS)
 def test_ctrl_c_saves_and_the_next_command_ends_with_the_same_weights(
-    faulty: CommandLine, parallel: str, devices: str
+    faulty: CommandLine, parallel: str, devices: str, how: str
 ) -> None:
     cell = (f"parallel={parallel}", f"parallel.devices={devices}", *FAULTY, "scheduler=plateau")
     process = with_environment(faulty, SLOW="0.05").popen(*cell)
     wait_for(past_first_epoch(faulty))
     started = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    if how == "ctrl-c":
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    else:
+        process.terminate()  # as a service manager does
     out, _ = process.communicate(timeout=30)
     assert time.monotonic() - started < ENDS_WITHIN_S
     assert process.returncode == 130, out
