@@ -57,7 +57,7 @@ def test_a_cancelled_cell_of_two_nodes_has_saved_and_resumes(
     wait_for(lambda: [item for item in submitting.records().values() if item.epochs])
     (running,) = submitting.records().values()
     cluster("scancel", running.environment["slurm_job_ids"][0])
-    wait_for(lambda: next(iter(submitting.records().values())).status == record.INTERRUPTED, 20)
+    wait_for(lambda: next(iter(submitting.records().values())).status == record.INTERRUPTED, 60)
     assert list(submitting.folder.rglob("last.pt"))
     again = submitting.train(*TWO_NODES, *CELL)
     assert again.code == 0, again.text
