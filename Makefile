@@ -32,6 +32,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 # Pins what is installed now; run it after a deliberate upgrade.
 lock: $(VENV)/.installed-test
+	echo "# Versions that the tests passed with; pip reads this with -c. Made by: make lock" > constraints.new
 	$(BIN)/python -m pip freeze --exclude-editable --exclude amp-sweep >> constraints.new
 	mv constraints.new constraints.txt
 
