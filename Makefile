@@ -4,17 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PINNED := pyproject.toml constraints.txt
 
-.PHONY: sweep test test-slurm check lock clean
+.PHONY: sweep test check lock clean
 
 sweep: $(VENV)/.installed
 	$(BIN)/python -m amp_sweep.train -m parallel=none,dp,ddp precision=fp32,autocast,scaler
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slurm" $(ARGS)
-
-# On a SLURM cluster of its own: needs root, slurm-wlm and munge, and ten minutes.
-test-slurm: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m slurm $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -105,9 +105,17 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """How tensors lie in memory."""
+    """How tensors lie in memory, and how often they cross it. For `auto` see `speedups`."""
 
     format: str = "auto"  # channels_last, contiguous; auto is channels_last on CUDA
+    compile: str = "off"  # torch.compile: off, default, max-autotune, auto
+    cuda_graph: bool | str = False  # the whole step as one CUDA graph: true, false, auto
+    # The first convolution on blocks of pixels, ReLU and pooling in one pass: the same
+    # mathematics, other sums. true, false, auto.
+    fused_layers: bool | str = False
+    # Autocast's half-precision weights kept beside float32 masters instead of cast anew at every
+    # step, and gradients left in half precision: equal figures on one device. true, false, auto.
+    master_weights: bool | str = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +158,10 @@ class MeasureConfig:
     """What is measured beside the training time."""
 
     step_times: bool = True
+    energy: bool = True  # joules, clocks and other processes, where NVML tells
+    probes: bool = True  # after training: memory, FLOPs, ceilings, underflow, diagnosis
+    probes_s: float = 3.0  # on a CPU: what they may take, if that exceeds 5% of the training
+    price_per_hour: float | None = None  # of one device, in any currency: gives a run's cost
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from amp_sweep.data import Split
+from amp_sweep.data import Raw, Split
+from amp_sweep.graph import StepGraph
 from amp_sweep.measure import StepClock, StepTimes, synchronize
 from amp_sweep.precision import ClassifierLoss
 
@@ -21,6 +22,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     clip_norm: float | None
+    graph: StepGraph | None = None  # where the whole step is a CUDA graph
 
 
 @dataclass
@@ -63,30 +65,45 @@ def train_epoch(
     before the end, except after the first step where its time is asked for.
     """
     steps = len(indices)
+    graph = trainer.graph
     losses = torch.zeros(steps, device=devices[0])
     scales = torch.ones(steps, device=devices[0])
     one = torch.ones((), device=devices[0])
     trainer.loss.train()
+
+    def step(raw: Raw) -> tuple[Tensor, Tensor]:
+        images, labels = split.to_input(raw)
+        if graph is None:
+            clock.input_ready()
+        loss = train_step(trainer, images, labels)
+        # The scale itself, without a read-back.
+        return loss, trainer.scaler.scale(one) if trainer.scaler.is_enabled() else one
+
+    if graph is not None:
+        graph.load(indices)
     synchronize(devices)
     first_step_s = None
     done = 0
     started = time.perf_counter()
     clock.start_epoch()
-    batches = split.batches(indices)
+    batches = split.batches(indices) if graph is None else iter(())
     while done < steps and go_on(done):
-        raw = next(batches)
-        clock.batch_there()
-        images, labels = split.to_input(raw)
-        clock.input_ready()
-        losses[done] = train_step(trainer, images, labels)
-        if trainer.scaler.is_enabled():
-            scales[done] = trainer.scaler.scale(one)  # the scale itself, without a read-back
+        if graph is None:
+            raw = next(batches)
+            clock.batch_there()
+            losses[done], scales[done] = step(raw)
+        else:  # batch and input are parts of the graph, in which nothing can be timed
+            clock.batch_there()
+            clock.input_ready()
+            graph.run(lambda rows: step(Raw(rows, None)))
         clock.step_done()
         done += 1
         if time_first_step and done == 1:
             synchronize(devices)
             first_step_s = time.perf_counter() - started
     synchronize(devices)
+    if graph is not None:
+        losses, scales = graph.results(done)
     return EpochSteps(
         losses=losses[:done],
         scales=scales[:done],
@@ -107,7 +124,8 @@ def evaluate(
     """Correct answers, images and summed loss of the batches, as float64 [3] on the device.
 
     `module` is the unwrapped one: no collectives here. Sums of shards add up to the whole;
-    counts are exact below 2**53. `alive(batch)` is called on the host before each batch.
+    counts are exact below 2**53. `alive(batch)` is called on the host before each batch. Nothing
+    is compiled for it: it is outside the clock.
     """
     module.eval()
     # MPS has no float64; its sums stay exact below 2**24.
@@ -116,7 +134,8 @@ def evaluate(
     for batch, raw in enumerate(split.batches(batches)):
         alive(batch)
         images, labels = split.to_input(raw)
-        logits = module.logits(images)
+        with torch.compiler.set_stance("force_eager"):
+            logits = module.logits(images)
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")
         totals[0] += (logits.argmax(dim=1) == labels).sum()
         totals[1] += len(labels)

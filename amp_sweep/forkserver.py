@@ -1,35 +1,53 @@
-"""The server that forks ranks: it imports once what every rank needs. No torch here.
-
-Start it first: it imports in its own process while this one still composes and checks.
-"""
+"""The server that forks ranks: it imports once what every rank needs. No torch here."""
 
 import multiprocessing
+import os
 import signal
 import threading
+import time
+from collections.abc import Iterable
 from multiprocessing import forkserver, resource_tracker
+from typing import Any
 
-PRELOAD = (
+import psutil
+
+from amp_sweep import config
+
+# To look at the machine and the data.
+LOOK = (
     "hydra",  # a forked process runs the main module again, which imports it
     "amp_sweep.worker",
+)
+TRAIN = (
     "amp_sweep.data.pipeline",
-    "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.launcher.api",
     "torch._dynamo",  # which the first optimizer imports
     "torch.utils.tensorboard",
 )
-
+# Only its own networks need it.
+CLASSIFIERS = "torchvision"
 
 # SLURM sends these to every process of a job, a terminal's end to every process of its session.
 # They are meant for the launcher: were the server to die of one, its ranks would die unsaved.
 FOR_THE_LAUNCHER = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-
-# Takes longer than all the others; only its own networks need it.
-CLASSIFIERS = "torchvision"
+PARENT_CHECK_S = 0.5
 
 
-def start(*, classifiers: bool = True) -> None:
-    """Start the server; harmless to call again. `classifiers`: torchvision's may be trained."""
-    multiprocessing.set_forkserver_preload([*PRELOAD, *([CLASSIFIERS] if classifiers else [])])
+def _preload(networks: Iterable[str]) -> list[str]:
+    names = set(networks)
+    if not names:
+        return [*LOOK]
+    stock = any(name != "alexnet" and not config.is_own_callable(name) for name in names)
+    return [*LOOK, *TRAIN, *([CLASSIFIERS] if stock else [])]
+
+
+def start(networks: Iterable[str]) -> None:
+    """Start the server; harmless to call again.
+
+    `networks` are the names of those that will be trained; none, only to look at this machine.
+    """
+    multiprocessing.set_forkserver_preload(_preload(networks))
     if threading.current_thread() is not threading.main_thread():
         forkserver.ensure_running()
         return
@@ -42,3 +60,46 @@ def start(*, classifiers: bool = True) -> None:
         for number, handler in before.items():
             if handler is not None:  # None: it was set outside of Python
                 signal.signal(number, handler)
+
+
+def key() -> bytes | None:
+    """What a process must show to the server, where this Python has it (3.14)."""
+    found: bytes | None = getattr(forkserver._forkserver, "_forkserver_authkey", None)
+    return found
+
+
+def share(shown: bytes | None) -> None:
+    """In a process that the server has forked: let the server fork this one's children too.
+
+    Python says that "a child process will just reuse the forkserver started by its parent", and
+    gives it all that takes; since 3.7 it starts another all the same, which imports everything
+    once more. `shown` is the parent's `key()`.
+    """
+    server: Any = forkserver._forkserver
+    if None in (
+        getattr(server, "_forkserver_address", None),
+        getattr(server, "_forkserver_alive_fd", None),
+    ):
+        return  # a Python that does it otherwise: it may start another
+    if shown is not None:
+        server._forkserver_authkey = shown
+    server.ensure_running = lambda: None
+
+
+def die_with(pid: int) -> None:
+    """End this process when process `pid` is gone, whatever that was killed by.
+
+    It is not the parent: that is the server, which lives as long as its children do.
+    """
+    try:
+        other = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch() -> None:
+        # is_running knows a process id that was used again.
+        while other.is_running() and other.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(PARENT_CHECK_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()

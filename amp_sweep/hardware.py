@@ -7,21 +7,12 @@ import platform
 import re
 import socket
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-
-@dataclass(frozen=True)
-class Hardware:
-    """The devices that a cell can use here."""
-
-    device_type: str  # cuda, mps, cpu
-    device_names: tuple[str, ...]  # one per visible device; one name for a CPU
-    native_bf16: bool | None
-    cores: int  # that this process may use
+from amp_sweep.messages import Hardware
 
 
 def usable_cores() -> int:
@@ -102,7 +93,7 @@ def environment(hardware: Hardware) -> dict[str, Any]:
     cuda = hardware.device_type == "cuda"
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # its own type would bring torch to whoever reads it
         "torchvision": importlib.metadata.version("torchvision"),
         "cuda": torch.version.cuda if cuda else None,
         "driver": _nvidia_driver() if cuda else None,

@@ -8,15 +8,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from amp_sweep import config, forkserver, record, slurm, source
+from amp_sweep import config, forkserver, launch, record, slurm, source, sweep
+from amp_sweep.cells import STOPPED, Cell
 from amp_sweep.lock import Lock, LockHeld
 from amp_sweep.paths import RunPaths
 from amp_sweep.record import Record
-
-if TYPE_CHECKING:
-    from amp_sweep import launch
 
 
 class TaskLayout(Exception):
@@ -75,16 +73,11 @@ class CellJob:
         if problem:
             self._end(record.FAILED, TaskLayout(problem))
             sys.exit(f"error: {problem}")
-        network = self.settings["model"]["name"]
-        own = network == "alexnet" or config.is_own_callable(network)
-        forkserver.start(classifiers=not own)
-        from amp_sweep import launch, sweep  # brings torch
-
         node = self._node()
         if node.index:
             self._help(node)
             return
-        cell = sweep.Cell(config.from_dict(self.settings), self.overrides)
+        cell = Cell(config.from_dict(self.settings), self.overrides)
         if cell.config.force and self._began_before():
             cell = dataclasses.replace(cell, config=dataclasses.replace(cell.config, force=False))
         try:
@@ -98,13 +91,11 @@ class CellJob:
             if node.count > 1:
                 launch.dismiss(cell.root, node)
         self._note_changed_code()
-        if code == sweep.STOPPED and slurm.may_go_on():
+        if code == STOPPED and slurm.may_go_on():
             requeue(_warning(), None)
         sys.exit(code)
 
-    def _node(self) -> "launch.Node":
-        from amp_sweep import launch
-
+    def _node(self) -> launch.Node:
         if self.nodes == 1:
             return launch.ALONE
         begun = os.environ.get("SLURM_RESTART_COUNT", "0")
@@ -115,11 +106,10 @@ class CellJob:
             host=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         )
 
-    def _help(self, node: "launch.Node") -> None:
+    def _help(self, node: launch.Node) -> None:
         """Start this node's ranks when the first node says so. Raises SystemExit if it cannot."""
-        from amp_sweep import launch
-
         settings = config.from_dict(self.settings)
+        forkserver.start([settings.model.name])
         with launch.Interrupts() as interrupts:
             here = launch.prepare_here([settings], {settings.device}, lambda *_: None, node.count)
             problem = "; ".join(here.problems) or here.invalid[0]

@@ -7,6 +7,8 @@ is about the request on one machine and makes a cell `invalid` there.
 import dataclasses
 import difflib
 import math
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "scheduler.name": ("plateau", "cosine", "constant"),
     "scheduler.metric": ("epoch_mean", "last_batch"),
     "memory.format": ("auto", "channels_last", "contiguous"),
+    "memory.compile": ("off", "default", "max-autotune", "auto"),
     "track.name": ("tensorboard", "none"),
     "launch.on_error": ("continue", "stop"),
 }
@@ -36,6 +39,11 @@ DATA_NAMES = ("digits", "cifar10", "imagefolder", "synthetic")
 
 # Fields whose Union type admits one word beside a number.
 WORD_OR_NUMBER: dict[str, str] = {"parallel.devices": "auto", "model.outputs": "auto"}
+WORD_OR_FLAG: dict[str, str] = {
+    "memory.cuda_graph": "auto",
+    "memory.fused_layers": "auto",
+    "memory.master_weights": "auto",
+}
 
 AT_LEAST: dict[str, float] = {
     "seed": 0,
@@ -63,6 +71,8 @@ AT_LEAST: dict[str, float] = {
     "checkpoint.min_interval_s": 0,
     "guard.nonfinite_steps": 1,
     "guard.min_scale": 0,
+    "measure.price_per_hour": 0,
+    "measure.probes_s": 0,
 }
 
 ABOVE: dict[str, float] = {
@@ -106,6 +116,20 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: c.precision.scaler and not c.precision.autocast,
         "precision.scaler=true needs precision.autocast=true: float32 gradients need no scale",
+    ),
+    Rule(
+        lambda c: c.memory.master_weights is True and not c.precision.autocast,
+        "memory.master_weights=true needs precision.autocast=true: in float32 the weights are "
+        "their own masters",
+    ),
+    Rule(
+        lambda c: c.memory.master_weights is True and c.optimizer.name != "adamw",
+        "memory.master_weights=true works with optimizer=adamw only",
+    ),
+    Rule(
+        lambda c: c.memory.master_weights is True and c.optimizer.clip_norm is not None,
+        "memory.master_weights=true keeps gradients in half precision, which "
+        "optimizer.clip_norm cannot unscale",
     ),
     Rule(
         lambda c: c.data.batch_mode == "global" and c.data.batch_size % _processes(c) != 0,
@@ -192,6 +216,9 @@ def _value_problems(flat: dict[str, Any]) -> list[str]:
     for key, word in WORD_OR_NUMBER.items():
         if isinstance(flat[key], str) and flat[key] != word:
             problems.append(f"{key}={flat[key]}: a number or {word}")
+    for key, word in WORD_OR_FLAG.items():
+        if isinstance(flat[key], str) and flat[key] != word:
+            problems.append(f"{key}={flat[key]}: true, false or {word}")
     bounds: tuple[tuple[dict[str, float], Callable[[Any, float], bool], str], ...] = (
         (AT_LEAST, lambda value, bound: value >= bound, "must be at least"),
         (ABOVE, lambda value, bound: value > bound, "must be above"),
@@ -308,4 +335,30 @@ def impossible_here(
         return "this GPU only emulates bfloat16; use precision=scaler (float16) here"
     if config.precision.tf32 and device_type != "cuda":
         return "TF32 is a format of NVIDIA GPUs"
+    return _speedup_impossible(config, device_type)
+
+
+def _speedup_impossible(config: RunConfig, device_type: str) -> str | None:
+    dp = config.parallel.name == "dp"
+    if dp and config.memory.compile not in ("off", "auto"):
+        return "torch.compile does not work in DataParallel's threads; use parallel=ddp"
+    if dp and config.memory.master_weights is True:
+        return "memory.master_weights does not work with DataParallel; use parallel=ddp"
+    if config.memory.compile not in ("off", "auto") and device_type == "cpu" and not _compiler():
+        return "torch.compile on a CPU needs a C++ compiler (g++)"
+    if config.memory.cuda_graph is not True:
+        return None
+    if device_type != "cuda":
+        return "memory.cuda_graph needs a CUDA device"
+    if dp:
+        return "DataParallel copies the network at every step, which no CUDA graph can hold"
+    if config.parallel.name == "ddp" and config.parallel.backend == "gloo":
+        return "gloo moves gradients through the host, which no CUDA graph can hold; use nccl"
+    if config.data.pipeline != "resident" or config.data.placement == "host":
+        return "memory.cuda_graph needs the images on the device: data.pipeline=resident"
     return None
+
+
+def _compiler() -> bool:
+    """Whether torch.compile finds a C++ compiler."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))

@@ -3,6 +3,7 @@
 import resource
 import sys
 
+import psutil
 import torch
 
 
@@ -38,3 +39,8 @@ def peak_rss_mib() -> float:
     """Peak resident memory of this process, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def rss_mib() -> float:
+    """Resident memory of this process now, in MiB."""
+    return float(psutil.Process().memory_info().rss) / 2**20

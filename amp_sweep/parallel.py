@@ -2,9 +2,10 @@
 
 import dataclasses
 import datetime
+import json
 import os
 import sys
-from dataclasses import dataclass
+import time
 from typing import Any
 
 import torch
@@ -14,36 +15,16 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from amp_sweep.config import ParallelConfig
+from amp_sweep.messages import Plan
 
-# How long a rank that is told to stop waits for the others to say where they are.
-STOP_TIMEOUT_S = 5.0
+# A rank that is told to stop waits so long before each step for the others to say where they are,
+STOP_WAIT_S = 0.1
+# and so long in all: the nodes of a job may be told seconds apart.
+STOP_TIMEOUT_S = 30.0
 
 
 class PlanError(Exception):
     """The batch cannot be shared as asked on these devices; the message is for a person."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Who computes what: processes, replicas and the batches they get."""
-
-    device_type: str
-    world_size: int  # processes
-    replicas: int  # devices that hold the model; world_size for ddp
-    backend: str | None  # of the process group; None without one
-    global_batch: int
-    notes: tuple[str, ...] = ()
-    nodes: int = 1  # machines, with the same number of processes each
-
-    @property
-    def rank_batch(self) -> int:
-        """Images per process and step."""
-        return self.global_batch // self.world_size
-
-    @property
-    def device_batch(self) -> int:
-        """Images per device and step."""
-        return self.global_batch // self.replicas
 
 
 def _auto_devices(batch: int, batch_mode: str, visible: int) -> int:
@@ -151,6 +132,7 @@ class Ranks:
         self.local_rank = local_rank
         self.world_size = world_size
         self._store: PrefixStore | None = None
+        self._told_at: float | None = None  # when this rank was told to stop
 
     def join(self, backend: str, host: str, port: int, timeout_s: float) -> None:
         """Join the process group by the launcher's store at `host:port`."""
@@ -209,15 +191,41 @@ class Ranks:
             for buffer in module.buffers():
                 dist.broadcast(buffer, src=0)
 
-    def agree_on_stop(self, step: int) -> int:
+    def agree_on_stop(self, step: int) -> int | None:
         """The step before which all ranks stop: the furthest that any has begun.
 
-        Every rank that is told to stop calls this with the step it would do next; those
-        behind then train on until that step. Raises RuntimeError when a rank does not answer.
+        Every rank that is told to stop calls this before each step, with that step's number, until
+        there is an answer. None: do the step first. A rank that was told later may be in the
+        middle of it, and would wait for this one. Raises RuntimeError when a rank never answers.
         """
         if self._store is None:
             return step
-        self._store.set(f"stop/{self.rank}", str(step))
-        keys = [f"stop/{rank}" for rank in range(self.world_size)]
-        self._store.wait(keys, datetime.timedelta(seconds=STOP_TIMEOUT_S))
-        return max(int(self._store.get(key)) for key in keys)
+        now = time.monotonic()
+        self._told_at = self._told_at or now
+        said = self._say_next(step)
+        while len(said) < self.world_size and time.monotonic() - now < STOP_WAIT_S:
+            time.sleep(STOP_WAIT_S / 10)
+            said = self._say_next(step)
+        if len(said) < self.world_size:
+            said = self._say_next(step + 1)  # before it begins
+        if len(said) == self.world_size:
+            return max(said.values())
+        if time.monotonic() - self._told_at > STOP_TIMEOUT_S:
+            silent = sorted(set(range(self.world_size)) - {int(rank) for rank in said})
+            raise RuntimeError(f"told to stop, but rank(s) {silent} did not answer")
+        return None
+
+    def _say_next(self, step: int) -> dict[str, int]:
+        """Say which step this rank does next; what has been said by rank, final once all have."""
+        assert self._store is not None
+        known = ""  # at first there may be nothing
+        while True:
+            said: dict[str, int] = json.loads(known) if known else {}
+            mine = {**said, str(self.rank): step}
+            if known and (said == mine or len(said) == self.world_size):
+                return said
+            wanted = json.dumps(mine)
+            # Sets it only where the others have said nothing new; gives what is there then.
+            known = self._store.compare_set("stop", known, wanted).decode()
+            if known == wanted:
+                return mine

@@ -1,6 +1,7 @@
 """Number formats: TF32 flags, autocast inside the wrapped forward, the gradient scaler."""
 
 import contextlib
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -61,23 +62,60 @@ class ClassifierLoss(nn.Module):
         return scores.float()
 
 
-def observe_dtypes(network: nn.Module, seen: set[str], active: bool = True) -> contextlib.ExitStack:
-    """Collect the dtypes that convolutions and linear layers really compute in.
+@dataclass
+class Observed:
+    """What the first step was seen to compute in, and on."""
+
+    # Of convolutions and linear layers (of a network without: of layers with parameters).
+    dtypes: set[str] = field(default_factory=set)
+    # device -> kind of layer (convolution, linear, other, loss) -> dtypes of its results
+    by_device: dict[str, dict[str, set[str]]] = field(default_factory=dict)
+    # device -> shape of the images that reached it, and whether they lay channels last
+    images: dict[str, tuple[tuple[int, ...], bool]] = field(default_factory=dict)
+
+    def add(self, kind: str, result: object) -> None:
+        """A layer of this kind gave this result."""
+        if isinstance(result, Tensor) and result.is_floating_point():
+            name = str(result.dtype).removeprefix("torch.")
+            kinds = self.by_device.setdefault(str(result.device), {})
+            kinds.setdefault(kind, set()).add(name)
+            if kind != "loss":
+                self.dtypes.add(name)
+
+
+def _kind_of(layer: nn.Module) -> str:
+    if isinstance(layer, nn.modules.conv._ConvNd):
+        return "convolution"
+    return "linear" if isinstance(layer, nn.Linear) else "other"
+
+
+def observe(module: nn.Module, seen: Observed, active: bool = True) -> contextlib.ExitStack:
+    """Collect what layers really compute in, and what reaches a `ClassifierLoss`.
 
     Works in DataParallel's replicas too, which share their hooks. Closing the stack ends it.
     """
     stack = contextlib.ExitStack()
     if not active:
         return stack
-    kinds = (nn.modules.conv._ConvNd, nn.Linear)
-    layers: list[nn.Module] = [module for module in network.modules() if isinstance(module, kinds)]
+    layers = [layer for layer in module.modules() if _kind_of(layer) != "other"]
     if not layers:  # an unusual network: any layer that holds parameters
-        layers = [module for module in network.modules() if list(module.parameters(recurse=False))]
+        layers = [layer for layer in module.modules() if list(layer.parameters(recurse=False))]
 
-    def hook(_module: nn.Module, _inputs: object, output: object) -> None:
-        if isinstance(output, Tensor) and output.is_floating_point():
-            seen.add(str(output.dtype).removeprefix("torch."))
+    def watch(layer: nn.Module, kind: str) -> None:
+        def hook(_module: nn.Module, _inputs: object, result: object) -> None:
+            seen.add(kind, result)
+
+        stack.callback(layer.register_forward_hook(hook).remove)
 
     for layer in layers:
-        stack.callback(layer.register_forward_hook(hook).remove)
+        watch(layer, _kind_of(layer))
+    if isinstance(module, ClassifierLoss):
+        watch(module, "loss")
+
+        def arrived(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            images = inputs[0]
+            last = images.is_contiguous(memory_format=torch.channels_last)
+            seen.images[str(images.device)] = (tuple(images.shape), last)
+
+        stack.callback(module.register_forward_pre_hook(arrived).remove)
     return stack

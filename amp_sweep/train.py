@@ -7,7 +7,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from amp_sweep import config, forkserver, legality
+from amp_sweep import config, legality, sweep
+from amp_sweep.cells import NOT_COMPLETED, Cell
 
 
 class CellNotCompleted(Exception):
@@ -15,17 +16,14 @@ class CellNotCompleted(Exception):
 
 
 def _task(composed: DictConfig) -> None:
-    forkserver.start()
-    from amp_sweep import sweep  # brings torch
-
     hydra_config = HydraConfig.get()
     alone = hydra_config.mode == RunMode.RUN
     launcher = hydra_config.runtime.choices["hydra/launcher"]
     if alone and launcher != "basic":
         # Hydra would silently train on this machine.
         sys.stderr.write(f"error: hydra/launcher={launcher} needs a multirun: add -m\n")
-        sys.exit(sweep.NOT_COMPLETED)
-    cell = sweep.Cell(config.resolve(composed), tuple(hydra_config.overrides.task))
+        sys.exit(NOT_COMPLETED)
+    cell = Cell(config.resolve(composed), tuple(hydra_config.overrides.task))
     code = sweep.run([cell])
     if alone:
         sys.exit(code)

@@ -3,12 +3,22 @@
 A record's fields keep their own names; units are in the names.
 """
 
+import dataclasses
+import functools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from types import NoneType
 from typing import Any
 
+import numpy as np
+import pandas as pd
+from pandas.api.extensions import ExtensionArray
+
 INT, FLOAT, TEXT, FLAG = "Int64", "Float64", "string", "boolean"
+
+# Keeps whole numbers beyond what a float can hold out of float().
+BEYOND = 1e300
 
 # Between the items of a list that became text; never inside an item.
 SEPARATOR = " | "
@@ -34,11 +44,39 @@ SECTIONS: dict[str, dict[str, str]] = {
         "peak_allocated_mib": FLOAT,
         "peak_reserved_mib": FLOAT,
         "peak_rss_mib": FLOAT,
+        "peak_rss_above_mib": FLOAT,
+        "memory_parameters_mib": FLOAT,
+        "memory_gradients_mib": FLOAT,
+        "memory_optimizer_mib": FLOAT,
+        "memory_activations_mib": FLOAT,
+        "memory_input_mib": FLOAT,
+        "memory_workspace_mib": FLOAT,
+        "memory_unattributed_mib": FLOAT,
+        "memory_probe_peak_mib": FLOAT,
+        "compile_s": FLOAT,
         "energy_j": FLOAT,
+        "energy_j_per_image": FLOAT,
+        "price_per_hour": FLOAT,
+        "cost": FLOAT,
         "flops_per_image": FLOAT,
+        "achieved_tflops": FLOAT,
+        "ceiling_tflops": FLOAT,
+        "ceiling_gb_per_s": FLOAT,
         "mfu": FLOAT,
+        "share_input": FLOAT,
+        "share_gaps": FLOAT,
+        "share_compute": FLOAT,
+        "share_memory": FLOAT,
+        "share_communication": FLOAT,
+        "communication_frac": FLOAT,
+        "input_work_frac": FLOAT,
+        "diagnosis": TEXT,
+        "diagnosis_evidence": TEXT,
+        "optimizer_steps": INT,
         "scaler_final_scale": FLOAT,
         "scaler_skipped_steps": INT,
+        "underflow_frac": FLOAT,
+        "underflow_frac_unscaled": FLOAT,
         "contended": FLAG,
     },
     "effective": {
@@ -109,7 +147,22 @@ TAIL: dict[str, str] = {
 }
 
 # Lists with a number per device or rank: the column holds the largest, `<name>_each` all.
-PER_DEVICE = frozenset({"peak_allocated_mib", "peak_reserved_mib", "peak_rss_mib"})
+PER_DEVICE = frozenset(
+    {
+        "peak_allocated_mib",
+        "peak_reserved_mib",
+        "peak_rss_mib",
+        "peak_rss_above_mib",
+        "memory_parameters_mib",
+        "memory_gradients_mib",
+        "memory_optimizer_mib",
+        "memory_activations_mib",
+        "memory_input_mib",
+        "memory_workspace_mib",
+        "memory_unattributed_mib",
+        "memory_probe_peak_mib",
+    }
+)
 
 # (section, field) -> (column, type)
 Columns = dict[tuple[str, str], tuple[str, str]]
@@ -122,18 +175,22 @@ def columns_of(found: Iterable[tuple[str, str, Any]]) -> Columns:
     """
     columns: Columns = {}
     taken = {*HEAD, *TAIL}
-    unknown: dict[tuple[str, str], set[str]] = {}
+    unknown: dict[tuple[str, str], list[Any]] = {}
     for section, field, value in found:
         if field not in SECTIONS[section]:
-            kinds = unknown.setdefault((section, field), set())
-            kinds.update(set() if value is None else {_kind(value)})
+            unknown.setdefault((section, field), []).append(value)
     types = {(s, f): kind for s, known in SECTIONS.items() for f, kind in known.items()}
-    types |= {place: _common(kinds) for place, kinds in unknown.items()}
+    types |= {place: kind_of(values) for place, values in unknown.items()}
     for (section, field), kind in types.items():
         name = f"{section}_{field}" if field in taken else field
         taken.add(name)
         columns[section, field] = (name, kind)
     return columns
+
+
+def kind_of(values: Iterable[Any]) -> str:
+    """The narrowest column type that holds all these JSON values."""
+    return _common({_kind(value) for value in values if value is not None})
 
 
 def _kind(value: Any) -> str:
@@ -167,8 +224,7 @@ def typed(value: Any, kind: str) -> Any:
         return as_text(value)
     if kind == FLAG and isinstance(value, bool):
         return value
-    # The bound keeps whole numbers beyond what a float can hold out of float().
-    if kind == FLOAT and is_number(value) and abs(value) < 1e300 and math.isfinite(value):
+    if kind == FLOAT and is_number(value) and abs(value) < BEYOND and math.isfinite(value):
         return float(value)
     whole = is_number(value) and abs(value) < 2**63 and value == int(value)
     if kind == INT and whole:
@@ -177,13 +233,77 @@ def typed(value: Any, kind: str) -> Any:
     raise ValueError(f"{as_text(value)[:60]!r} is not {wanted}")
 
 
+@dataclasses.dataclass
+class Column:
+    """One column of a fixed type."""
+
+    values: ExtensionArray
+    each: ExtensionArray | None = None  # as text, where there are lists of numbers
+    misfits: dict[int, str] = dataclasses.field(
+        default_factory=dict
+    )  # place -> why the value is null
+
+
+def column(values: Sequence[Any], kind: str) -> Column:
+    """JSON values as a column of type `kind`; of a list of numbers the largest."""
+    each = None
+    if kind != TEXT and list in set(map(type, values)):
+        each = pd.array([_told(value) for value in values], dtype="string")
+        values = [_largest(value) for value in values]
+    if kind == FLOAT and set(map(type, values)) <= {float, NoneType}:  # nearly always
+        numbers = np.array(values, dtype=np.float64)
+        missing = np.isnan(numbers)
+        if (np.abs(numbers[~missing]) < BEYOND).all():
+            return Column(pd.arrays.FloatingArray(numbers, missing), each)
+    if kind == TEXT and set(map(type, values)) <= {str, NoneType}:
+        texts = [None if value is None else clean(value) for value in values]
+        return Column(pd.array(texts, dtype="string"))
+    fitting: list[Any] = []
+    misfits: dict[int, str] = {}
+    for place, value in enumerate(values):
+        try:
+            fitting.append(typed(value, kind))
+        except ValueError as error:
+            fitting.append(None)
+            misfits[place] = str(error)
+    # Any: pandas' stubs know each type's name as a literal only.
+    dtype: Any = kind
+    return Column(pd.array(fitting, dtype=dtype), each, misfits)
+
+
+def _told(value: Any) -> str | None:
+    """A list's items as text; None for what is no list, or empty."""
+    return as_text(value) if isinstance(value, list) and value else None
+
+
+def _largest(value: Any) -> Any:
+    """The largest number of a list, None where it has none; what is no list as it is."""
+    if not isinstance(value, list):
+        return value
+    if len(value) == 1 and type(value[0]) is float:  # nearly always
+        return value[0]
+    return max((item for item in value if is_number(item)), default=None)
+
+
 def as_text(value: Any) -> str:
     """Any JSON value as one line of text; lists of plain values are joined."""
     if isinstance(value, str):
         return clean(value)
+    if type(value) is int or type(value) is float:
+        return repr(value)
+    if isinstance(value, list) and len(value) == 1 and type(value[0]) is float:
+        return repr(value[0])  # nearly always
     if isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
-        return SEPARATOR.join(as_text(item).replace(SEPARATOR, " / ") for item in value)
+        return SEPARATOR.join(
+            _item(item) if isinstance(item, str) else as_text(item) for item in value
+        )
     return clean(json.dumps(value))
+
+
+@functools.lru_cache(maxsize=10_000)
+def _item(text: str) -> str:
+    """A text that stands in a list: the same few stand in thousands of runs."""
+    return clean(text).replace(SEPARATOR, " / ")
 
 
 def items(text: str | None) -> list[str]:
@@ -201,5 +321,7 @@ def clean(text: str) -> str:
 
     Records come from other machines: no control sequence of theirs reaches a terminal.
     """
+    if text.isprintable():  # no surrogate is
+        return " ".join(text.split())
     text = text.encode("utf-8", "replace").decode("utf-8")
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -2,7 +2,6 @@
 parallelism x precision, over its seeds.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,8 +10,10 @@ from typing import Any
 import pandas as pd
 
 from amp_sweep import record
-from analysis import article, footnotes, key, labels
-from analysis.load import rows_of, swept_axes
+from analysis import article, footnotes, key, labels, verdicts
+from analysis.frame import rows_of, swept_axes
+from analysis.statistics import ALPHA, Figure
+from analysis.verdicts import Effect
 
 Row = dict[str, Any]
 
@@ -20,40 +21,18 @@ BASELINE = ("none", "fp32")
 PARALLEL_ORDER = ("none", "dp", "ddp")
 PRECISION_ORDER = ("fp32", "autocast", "scaler")
 
-# Figures that are compared. Memory is one of the last two, by device.
+# Figures of a cell. Its memory is one of the last three, by device.
 FIGURES = (
     "train_time_s",
     "images_per_s",
     "test_accuracy",
     "data_wait_frac",
+    "energy_j",
     "peak_allocated_mib",
+    "peak_rss_above_mib",
     "peak_rss_mib",
 )
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One figure of a cell: (seed, value) of each completed run that has it."""
-
-    by_seed: tuple[tuple[int | None, float], ...] = ()
-
-    @property
-    def n(self) -> int:
-        """Number of values."""
-        return len(self.by_seed)
-
-    @property
-    def mean(self) -> float | None:
-        """Mean over the seeds; None without a value."""
-        return math.fsum(value for _, value in self.by_seed) / self.n if self.n else None
-
-    @property
-    def sd(self) -> float | None:
-        """Sample standard deviation (n - 1); None below two values."""
-        mean = self.mean
-        if mean is None or self.n < 2:
-            return None
-        return math.sqrt(math.fsum((v - mean) ** 2 for _, v in self.by_seed) / (self.n - 1))
+MEMORIES = ("peak_allocated_mib", "peak_rss_above_mib", "peak_rss_mib")
 
 
 @dataclass(frozen=True)
@@ -66,8 +45,14 @@ class Cell:
     statuses: Counter[str] = field(default_factory=Counter)  # empty: nobody asked for it
     devices: int | None = None  # on a CPU: processes
     figures: dict[str, Figure] = field(default_factory=dict)
-    speedup: float | None = None  # ratio of mean images/s to the baseline's
+    # Against the table's baseline, by figure: `JUDGED` and the table's memory.
+    effects: dict[str, Effect] = field(default_factory=dict)
     no_speedup: str = ""  # why there is none
+    flaws: tuple[str, ...] = ()  # why its times and speeds get no verdict
+    machines: frozenset[str] = frozenset()  # what its completed runs say of their host
+    diagnosis: str = ""  # what bounds its speed, "input-bound"; "" where it is not known
+    evidence: str = ""  # one sentence on that
+    run_dirs: tuple[str, ...] = ()  # of all its runs, by seed
     footnotes: tuple[int, ...] = ()  # numbers from 1, of `Table.footnotes`
     published: article.Published | None = None
 
@@ -80,6 +65,12 @@ class Cell:
     def completed(self) -> int:
         """How many of them are completed."""
         return self.statuses[record.COMPLETED]
+
+    @property
+    def speedup(self) -> float | None:
+        """Ratio of images/s to the baseline's; None where `no_speedup` says why."""
+        found = self.effects.get("images_per_s")
+        return found.estimate if found else None
 
 
 @dataclass(frozen=True)
@@ -101,6 +92,15 @@ class Table:
     missing: tuple[str, ...]  # a line per run that has ended without completing, or still runs
     baseline: Cell | None = None
     unrelated: str = ""  # why no cell has a speed-up
+    margin: float = verdicts.MARGIN  # of "not inferior"
+    alpha: float = ALPHA  # chance of any false verdict in this table
+
+    @property
+    def tested(self) -> int:
+        """How many comparisons the verdicts of this table are adjusted over."""
+        found = [e for cell in self.cells.values() for e in cell.effects.values()]
+        tested = [e for e in found if e.contrast and not e.contrast.identical]
+        return sum(e.figure != verdicts.GATED for e in tested)
 
     @property
     def seeds(self) -> int:
@@ -120,10 +120,18 @@ class UnknownBaseline(ValueError):
     """The baseline asked for is in none of the tables."""
 
 
-def compare(frame: pd.DataFrame, baseline: tuple[str, str] | None = None) -> Comparison:
+def compare(
+    frame: pd.DataFrame,
+    baseline: tuple[str, str] | None = None,
+    *,
+    margin: float = verdicts.MARGIN,
+    alpha: float = ALPHA,
+) -> Comparison:
     """Group the runs by comparison key and relate each cell to the baseline of its table.
 
     `baseline` is (parallelism, precision) as the tables label them; None is none x fp32.
+    An accuracy (a share of 1) is "not inferior" where a loss beyond `margin` is excluded;
+    `alpha` is the chance of any false verdict in a table.
     Raises UnknownBaseline when it is given and no table has such a cell.
     """
     rows = rows_of(frame)
@@ -142,6 +150,8 @@ def compare(frame: pd.DataFrame, baseline: tuple[str, str] | None = None) -> Com
             keys[group[0]],
             title=labels.title(trained[n], apart[n]),
             fields={**trained[n], **axes[n], **apart[n]},
+            margin=margin,
+            alpha=alpha,
         )
         for n, group in enumerate(groups)
     ]
@@ -171,7 +181,15 @@ def _axes(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> list[dict[str
     return found
 
 
-def _table(rows: Sequence[Row], found: key.Key, *, title: str, fields: dict[str, str]) -> Table:
+def _table(
+    rows: Sequence[Row],
+    found: key.Key,
+    *,
+    title: str,
+    fields: dict[str, str],
+    margin: float,
+    alpha: float,
+) -> Table:
     """One table, without speed-ups yet."""
     members: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row, label in zip(rows, labels.variants(rows), strict=True):
@@ -194,19 +212,21 @@ def _table(rows: Sequence[Row], found: key.Key, *, title: str, fields: dict[str,
         # A pending cell says so in its row, unless other seeds of it are done.
         if why or row["status"] != record.PENDING or cell.figures["images_per_s"].n
     ]
-    on_device = any(cell.figures["peak_allocated_mib"].n for cell in cells.values())
+    memory = (m for m in MEMORIES if any(cell.figures[m].n for cell in cells.values()))
     return Table(
         title=title,
         settings=labels.settings(found),
         hardware=labels.hardware(found, rows),
         key=found,
         fields=fields,
-        memory="peak_allocated_mib" if on_device else "peak_rss_mib",
+        memory=next(memory, "peak_rss_mib"),
         parallels=parallels,
         precisions=precisions,
         cells=cells,
         footnotes=tuple(notes),
         missing=tuple(missing),
+        margin=margin,
+        alpha=alpha,
     )
 
 
@@ -223,10 +243,11 @@ def _ordered(names: dict[str, str | None], order: Sequence[str]) -> tuple[str, .
 
 def _cell(at: tuple[str, str], rows: Sequence[Row], numbers: tuple[int, ...]) -> Cell:
     """One cell over its runs; only completed ones give figures."""
-    done = sorted(
-        (row for row in rows if row["status"] == record.COMPLETED),
-        key=lambda row: row["seed"] if row["seed"] is not None else -1,
-    )
+    rows = sorted(rows, key=lambda row: row["seed"] if row["seed"] is not None else -1)
+    done = [row for row in rows if row["status"] == record.COMPLETED]
+    images = min((row["test_images"] for row in done if row["test_images"]), default=None)
+    steps = {verdicts.ACCURACY: 1 / images} if images else {}
+    diagnosis, evidence = footnotes.diagnosis(done)
     return Cell(
         parallel=at[0],
         precision=at[1],
@@ -234,9 +255,17 @@ def _cell(at: tuple[str, str], rows: Sequence[Row], numbers: tuple[int, ...]) ->
         statuses=Counter(row["status"] for row in rows),
         devices=max((row["devices"] for row in done if row["devices"]), default=None),
         figures={
-            name: Figure(tuple((r["seed"], r[name]) for r in done if r[name] is not None))
+            name: Figure(
+                tuple((r["seed"], r[name]) for r in done if r.get(name) is not None),
+                steps.get(name, 0.0),
+            )
             for name in FIGURES
         },
+        flaws=footnotes.timing_flaws(done),
+        machines=footnotes.machines(done),
+        diagnosis=diagnosis,
+        evidence=evidence,
+        run_dirs=tuple(row["run_dir"] for row in rows),
         footnotes=numbers,
         published=next((p for row in rows if (p := article.published(row))), None),
     )
@@ -254,8 +283,9 @@ def _with_speedups(tables: Sequence[Table], asked: tuple[str, str] | None) -> li
     for table, (cell, why) in zip(tables, found, strict=True):
         if cell is None and usable:
             why += f"; it was with {_difference(table.key, usable[0].key)}"
-        cells = {at: _related(other, cell, why) for at, other in table.cells.items()}
-        related.append(replace(table, cells=cells, baseline=None if why else cell, unrelated=why))
+        cells = _related(table, cell, why)
+        base = None if cell is None or why else cells[cell.parallel, cell.precision]
+        related.append(replace(table, cells=cells, baseline=base, unrelated=why))
     return related
 
 
@@ -287,15 +317,55 @@ def _difference(here: key.Key, there: key.Key) -> str:
     return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
 
 
-def _related(cell: Cell, baseline: Cell | None, why: str) -> Cell:
-    """The cell with its speed-up: its mean images/s over the baseline's."""
+def _related(table: Table, baseline: Cell | None, why: str) -> dict[tuple[str, str], Cell]:
+    """The cells with their effects against the baseline, or the reason why there are none."""
+    names = ("images_per_s", "train_time_s", table.memory, verdicts.ACCURACY)
+    found: list[Effect] = []
+    reasons = {}
+    for at, cell in table.cells.items():
+        reasons[at] = _no_speedup(cell, baseline, why)
+        if baseline is None or why or not cell.completed:
+            continue
+        for name in names:
+            unfit_for = unfit(name, cell, baseline)
+            pair = (cell.figures[name], baseline.figures[name])
+            effect = verdicts.effect(name, *pair, unfit_for, cell=at)
+            found += [effect] if effect else []
+    effects: dict[tuple[str, str], dict[str, Effect]] = defaultdict(dict)
+    for effect in verdicts.judged(found, table.margin, table.alpha):
+        effects[effect.cell][effect.figure] = effect
+    return {
+        at: replace(cell, effects=effects[at], no_speedup=reasons[at])
+        for at, cell in table.cells.items()
+    }
+
+
+def unfit(name: str, cell: Cell, other: Cell) -> str:
+    """Why the figure `name` of two cells can have no verdict; "" where it can."""
+    if cell is other:
+        return "the baseline itself"
+    if name not in verdicts.TIMING:
+        return ""
+    for each in (cell, other):
+        if each.flaws:
+            whose = "" if each is cell else f"{each.parallel} x {each.precision}: "
+            return whose + each.flaws[0]
+    if cell.machines != other.machines:
+        return f"mixed hardware: {_listed(cell.machines)} against {_listed(other.machines)}"
+    return ""
+
+
+def _listed(machines: frozenset[str]) -> str:
+    return " and ".join(sorted(machines)) or "unknown"
+
+
+def _no_speedup(cell: Cell, baseline: Cell | None, why: str) -> str:
+    """Why a cell has no speed-up; "" where it has one."""
     if not cell.runs:
-        return replace(cell, no_speedup="not asked for")
+        return "not asked for"
     if not cell.completed:
-        return replace(cell, no_speedup="not completed")
+        return "not completed"
     if why or baseline is None:
-        return replace(cell, no_speedup=why)
+        return why
     ours, theirs = (each.figures["images_per_s"].mean for each in (cell, baseline))
-    if ours is None or not theirs:
-        return replace(cell, no_speedup="no images_per_s")
-    return replace(cell, speedup=ours / theirs)
+    return "no images_per_s" if ours is None or not theirs else ""

@@ -1,5 +1,6 @@
 """What a reader must know about a cell's figures, in words."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,8 +54,7 @@ def _of_run(row: Row) -> list[str]:
         )
     if (row["segments"] or 0) > 1:
         found.append("stitched: interrupted and resumed, so its times are those of several parts")
-    contended = any(note.startswith("contended") for note in items(row["notes"]))
-    if row["contended"] or contended:
+    if _contended(row):
         found.append("contended: other processes used the device during the run")
     if row["native_bf16"] is False and row["autocast_dtype"] == "bfloat16":
         found.append("bfloat16 is emulated on this device, and slow")
@@ -78,3 +78,50 @@ def of_missing(row: Row) -> str:
     kind = "" if row["status"] == record.INVALID else row["error_type"] or ""
     text = f"{kind}: {message}" if kind and message else kind or message
     return text if len(text) <= 200 else text[:197] + "..."
+
+
+def timing_flaws(done: Sequence[Row]) -> tuple[str, ...]:
+    """Why the times of a cell's completed runs decide nothing, in words."""
+    found = []
+    stitched = sum((row["segments"] or 0) > 1 for row in done)
+    if stitched:
+        found.append(f"stitched: {_some(stitched, done)} interrupted and resumed")
+    if busy := sum(_contended(row) for row in done):
+        found.append(f"contended: {_some(busy, done)} disturbed by other processes")
+    if any(len(set(items(row["device_names"]))) > 1 for row in done):
+        found.append("mixed hardware: devices of different kinds in one run")
+    if len(hosts := machines(done)) > 1:
+        found.append(f"mixed hardware: {' and '.join(sorted(hosts))}")
+    return tuple(found)
+
+
+def machines(done: Sequence[Row]) -> frozenset[str]:
+    """What the hosts of completed runs are, as far as it changes how fast they are."""
+    return frozenset(
+        f"{row['cpu']}, {row['cores']} cores" if row["cores"] else str(row["cpu"])
+        for row in done
+        if row["cpu"]
+    )
+
+
+def diagnosis(done: Sequence[Row]) -> tuple[str, str]:
+    """What bounds the speed of a cell and the evidence, as most of its runs have it."""
+    found = [row for row in done if row.get("diagnosis")]
+    if found:
+        kind = Counter(row["diagnosis"] for row in found).most_common(1)[0][0]
+        one = next(row for row in found if row["diagnosis"] == kind)
+        return str(kind), str(one.get("diagnosis_evidence") or "")
+    waits = [row["data_wait_frac"] for row in done if row["data_wait_frac"] is not None]
+    share = sum(waits) / len(waits) if waits else 0.0
+    if share > INPUT_BOUND_FRAC:
+        return "input-bound", f"the device waits for its input {share:.0%} of the time"
+    return "", ""
+
+
+def _contended(row: Row) -> bool:
+    noted = any(note.startswith("contended") for note in items(row["notes"]))
+    return bool(row["contended"]) or noted
+
+
+def _some(count: int, of: Sequence[Row]) -> str:
+    return f"{count} of {len(of)} runs were" if len(of) > 1 else "its run was"

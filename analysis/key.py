@@ -6,7 +6,6 @@ what they determine, and the seed; plus the device, PyTorch and CUDA.
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from amp_sweep import record
@@ -21,6 +20,10 @@ DETERMINED = ("data.shuffle", "data.workers")
 BY_PARALLELISM = "by parallelism"
 
 HARDWARE = ("device_type", "device_name", "torch", "cuda")
+# The columns that tell them.
+HARDWARE_COLUMNS = ("device_type", "device_names", "cpu", "torch", "cuda")
+
+SEED = "config.seed"
 
 Row = dict[str, Any]
 Key = dict[str, str | None]
@@ -38,22 +41,22 @@ def identity(row: Row) -> Key:
 
 
 def hardware(rows: Sequence[Row]) -> list[Key]:
-    """Device, PyTorch and CUDA of each run.
+    """Device, PyTorch and CUDA of each run; equal ones are one object, not to be changed.
 
     A run that has not got as far as its device (pending, invalid, failed early) is given
     those of its sweep, or of all runs where they agree, so that it stands beside them.
     """
-    own = [_own_hardware(row) for row in rows]
-    sweeps = [str(Path(row["run_dir"]).parent) for row in rows]
+    told = [(row["run_dir"].rpartition("/")[0], *map(row.get, HARDWARE_COLUMNS)) for row in rows]
+    places = {place: _own_hardware(*place[1:]) for place in set(told)}
     known: dict[str, Counter[tuple[str | None, ...]]] = defaultdict(Counter)
-    for sweep, found in zip(sweeps, own, strict=True):
-        if found["device_type"] is not None:
-            known[sweep][tuple(found.values())] += 1
+    for place, n in Counter(told).items():
+        if places[place]["device_type"] is not None:
+            known[place[0]][tuple(places[place].values())] += n
     everywhere = {found for counter in known.values() for found in counter}
-    for sweep, found in zip(sweeps, own, strict=True):
+    for (sweep, *_), found in places.items():
         if found["device_type"] is not None:
             continue
-        if known[sweep]:
+        if sweep in known:
             likely = known[sweep].most_common(1)[0][0]
         elif len(everywhere) == 1:
             likely = next(iter(everywhere))
@@ -61,33 +64,42 @@ def hardware(rows: Sequence[Row]) -> list[Key]:
             continue
         for name, value in zip(HARDWARE, likely, strict=True):
             found[name] = value if found[name] is None else found[name]
-    return own
+    return [places[place] for place in told]
 
 
-def _own_hardware(row: Row) -> Key:
-    device = " + ".join(sorted(set(items(row["device_names"])))) or None
-    if row["device_type"] == "cpu":  # PyTorch gives a CPU no name of its own
-        device = row["cpu"] or device
-    return {
-        "device_type": row["device_type"],
-        "device_name": device,
-        "torch": row["torch"],
-        "cuda": row["cuda"],
-    }
+def _own_hardware(
+    device_type: str | None,
+    device_names: str | None,
+    cpu: str | None,
+    torch: str | None,
+    cuda: str | None,
+) -> Key:
+    device = " + ".join(sorted(set(items(device_names)))) or None
+    if device_type == "cpu":  # PyTorch gives a CPU no name of its own
+        device = cpu or device
+    return {"device_type": device_type, "device_name": device, "torch": torch, "cuda": cuda}
 
 
 def keys(rows: Sequence[Row]) -> list[Key]:
-    """The comparison key of each run: field -> value as text."""
+    """The comparison key of each run of one frame: field -> value as text.
+
+    Equal ones are mostly one object, not to be changed.
+    """
+    names = [
+        name
+        for name in (rows[0] if rows else ())
+        if name.startswith("config.") and name.split(".")[1] not in COMPARED and name != SEED
+    ]
+    made: dict[tuple[str | None, ...], Key] = {}
     found: list[Key] = []
     for row, where in zip(rows, hardware(rows), strict=True):
-        settings = {
-            name: value
-            for name, value in identity(row).items()
-            if name.split(".")[0] not in COMPARED and name != "seed"
-        }
-        if row.get("config.experiment") == AS_WRITTEN:
-            settings.update(dict.fromkeys(DETERMINED, BY_PARALLELISM))
-        found.append({**settings, **where})
+        form = (*map(row.get, names), *where.values())
+        if form not in made:
+            settings = identity({name: row[name] for name in names})
+            if row.get("config.experiment") == AS_WRITTEN:
+                settings.update(dict.fromkeys(DETERMINED, BY_PARALLELISM))
+            made[form] = {**settings, **where}
+        found.append(made[form])
     return found
 
 

@@ -27,7 +27,7 @@ def variants(rows: Sequence[Row]) -> list[tuple[str, str]]:
     repeats of each other: what differs becomes part of the label.
     """
     sections: dict[str, list[str]] = {
-        axis: sorted({n for row in rows for n in row if n.startswith(f"config.{axis}.")})
+        axis: sorted(n for n in rows[0] if n.startswith(f"config.{axis}."))  # as in every row
         for axis in key.COMPARED
     }
     sections["parallel"] += [f"config.{name}" for name in key.DETERMINED]

@@ -1,41 +1,101 @@
-"""The comparison to the screen and to files."""
+"""The comparison to files."""
 
-from collections.abc import Sequence
+import importlib.util
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 
 from amp_sweep import record
-from analysis import markup, terminal, texts
+from analysis import markup, pivot, texts
+from analysis.answer import Answer
 from analysis.compare import FIGURES, Cell, Comparison, Table
+from analysis.pivot import Pivot
+from analysis.verdicts import Effect
 
-CELLS, LONG, MARKDOWN, LATEX = "cells.csv", "comparison.csv", "comparison.md", "comparison.tex"
+# Format -> the files that it makes of a comparison.
+FORMATS = {
+    "csv": ("cells.csv", "comparison.csv"),
+    "parquet": ("cells.parquet",),
+    "md": ("comparison.md",),
+    "tex": ("comparison.tex",),
+    "html": ("comparison.html",),
+}
+# Columns of a figure against the baseline: `<figure>_<what>`; a ratio, for accuracy a difference.
+JUDGED = ("images_per_s", "train_time_s", "memory", "test_accuracy")
+EFFECT = ("effect", "effect_low", "effect_high", "effect_p", "verdict", "no_verdict")
+
+DEFAULT_FORMATS = ("csv", "md", "tex")
+PIVOT_NAME = "pivot"
 
 
-def show(comparison: Comparison, problems: Sequence[str], to: Console | None = None) -> None:
-    """Print every table."""
-    terminal.show(comparison, problems, to or terminal.console())
+class MissingPackage(Exception):
+    """A format needs a package that is not installed."""
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Raises MissingPackage before any work where a format cannot be written."""
+    if "parquet" in formats and importlib.util.find_spec("pyarrow") is None:
+        raise MissingPackage("parquet needs pyarrow: pip install 'amp-sweep[parquet]'")
 
 
 def write(
-    out: Path, frame: pd.DataFrame, comparison: Comparison, problems: Sequence[str], command: str
+    out: Path,
+    frame: pd.DataFrame,
+    comparison: Comparison,
+    found: Answer,
+    problems: Sequence[str],
+    command: str,
+    formats: Sequence[str] = DEFAULT_FORMATS,
 ) -> list[Path]:
     """Write the tables into the folder `out`, made when missing; returns the files.
 
     Each file is replaced as a whole. Raises OSError where that is not possible.
     """
     out.mkdir(parents=True, exist_ok=True)
-    contents = {
-        CELLS: frame.to_csv(index=False, lineterminator="\n"),
-        LONG: long_form(comparison).to_csv(index=False, lineterminator="\n"),
-        MARKDOWN: markup.markdown(comparison, problems, command),
-        LATEX: markup.latex(comparison, command),
+    makers: dict[str, Callable[[], str | pd.DataFrame]] = {
+        "cells.csv": lambda: _csv(frame),
+        "comparison.csv": lambda: _csv(long_form(comparison)),
+        "cells.parquet": lambda: frame,
+        "comparison.md": lambda: markup.markdown(comparison, found, problems, command),
+        "comparison.tex": lambda: markup.latex(comparison, found, command),
+        "comparison.html": lambda: markup.html(comparison, found, problems, command),
     }
-    for name, text in contents.items():
-        record.write_atomic(out / name, text)
-    return [out / name for name in contents]
+    names = [name for each in FORMATS if each in formats for name in FORMATS[each]]
+    return [_write(out / name, makers[name]()) for name in names]
+
+
+def write_pivots(
+    out: Path, pivots: Sequence[Pivot], command: str, formats: Sequence[str] = DEFAULT_FORMATS
+) -> list[Path]:
+    """Write pivots as `pivot.<format>` into the folder `out`; returns the files. Raises OSError."""
+    out.mkdir(parents=True, exist_ok=True)
+    makers: dict[str, Callable[[], str | pd.DataFrame]] = {
+        "csv": lambda: _csv(pivot.long_form(pivots)),
+        "parquet": lambda: pivot.long_form(pivots),
+        "md": lambda: markup.markdown_pivots(pivots, command),
+        "tex": lambda: markup.latex_pivots(pivots, command),
+        "html": lambda: markup.html_pivots(pivots, command),
+    }
+    return [
+        _write(out / f"{PIVOT_NAME}.{each}", makers[each]()) for each in FORMATS if each in formats
+    ]
+
+
+def _write(path: Path, content: str | pd.DataFrame) -> Path:
+    """Replace a file by text, or by a table as Parquet."""
+    if isinstance(content, str):
+        record.write_atomic(path, content)
+    else:
+        temporary = path.with_name(f".{path.name}.tmp")
+        content.to_parquet(temporary, index=False)
+        temporary.replace(path)
+    return path
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    return frame.to_csv(index=False, lineterminator="\n")
 
 
 def long_form(comparison: Comparison) -> pd.DataFrame:
@@ -51,8 +111,9 @@ def long_form(comparison: Comparison) -> pd.DataFrame:
         for cell in table.cells.values()
     ]
     types = dict.fromkeys(("devices", "runs", "n"), "Int64")
-    types |= {f"{name}_{what}": "Float64" for name in FIGURES for what in ("mean", "sd")}
-    return pd.DataFrame(rows).astype({**types, "speedup": "Float64"})
+    floats = [f"{name}_{what}" for name in FIGURES for what in ("mean", "sd", "low", "high")]
+    floats += [f"{name}_{what}" for name in JUDGED for what in EFFECT[:4]]
+    return pd.DataFrame(rows).astype({**types, **dict.fromkeys(["speedup", *floats], "Float64")})
 
 
 def _long_row(table: Table, cell: Cell) -> dict[str, Any]:
@@ -72,6 +133,23 @@ def _long_row(table: Table, cell: Cell) -> dict[str, Any]:
     }
     for name in FIGURES:
         figure = cell.figures[name]
+        interval = figure.interval
         row |= {f"{name}_mean": figure.mean, f"{name}_sd": figure.sd}
+        row |= {f"{name}_low": interval.low if interval else None}
+        row |= {f"{name}_high": interval.high if interval else None}
+    for name in JUDGED:
+        found = cell.effects.get(table.memory if name == "memory" else name)
+        row |= dict(zip((f"{name}_{what}" for what in EFFECT), _effect(found), strict=True))
+    row["diagnosis"] = cell.diagnosis or None
     row["notes"] = " | ".join(table.footnotes[number - 1] for number in cell.footnotes) or None
     return row
+
+
+def _effect(found: Effect | None) -> list[Any]:
+    """The values of the columns `EFFECT`."""
+    if found is None:
+        return [None] * len(EFFECT)
+    interval = found.interval
+    ends = (interval.low, interval.high) if interval else (None, None)
+    why = found.reason or None
+    return [found.estimate, *ends, found.p_adjusted, found.verdict or None, why]

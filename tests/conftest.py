@@ -1,18 +1,56 @@
 """What all tests share: a cache and a working directory of their own, and the command line."""
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from amp_sweep import record
 from amp_sweep.record import Record
 
+if TYPE_CHECKING:
+    import torch
+
 REPOSITORY = Path(__file__).parents[1]
+FAULTS = Path(__file__).with_name("faults.py")
+
+
+# The longest first, so that no worker is left alone with them at the end.
+LONGEST = ("tests/slurm/", "tests/integration/test_faults.py")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Keep together, where there are several workers, what shares a fixture: a file, a cluster."""
+
+    def place(item: pytest.Item) -> int:
+        names = [name for name in LONGEST if item.nodeid.startswith(name)]
+        return LONGEST.index(names[0]) if names else len(LONGEST)
+
+    items.sort(key=place)
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            file = item.nodeid.partition("::")[0]
+            group = "slurm" if file.startswith("tests/slurm/") else file
+            item.add_marker(pytest.mark.xdist_group(group))
+    yield
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    """Return when `condition` holds; fail when it has not after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
 
 
 @dataclass(frozen=True)
@@ -47,6 +85,14 @@ class CommandLine:
         )
         return Run(done.returncode, done.stdout, done.stderr)
 
+    def with_environment(self, **variables: str) -> "CommandLine":
+        return replace(self, environment={**self.environment, **variables})
+
+    def with_faults(self) -> "CommandLine":
+        """The same, where `model.name=faults:Net` is a network that fails as it is told."""
+        shutil.copy(FAULTS, self.folder / FAULTS.name)
+        return self
+
     def train(self, *overrides: str, timeout: float = 240) -> Run:
         return self("amp_sweep.train", *overrides, timeout=timeout)
 
@@ -66,6 +112,19 @@ class CommandLine:
         """Records of a sweep by `parallel-precision-sSEED`."""
         found = (record.read(path) for path in record.find(self.folder / "outputs" / name))
         return {f"{r.cell['parallel']}-{r.cell['precision']}-s{r.cell['seed']}": r for r in found}
+
+    def only_record(self, name: str = "matrix") -> Record:
+        """The record of a sweep of one cell."""
+        (found,) = self.records(name).values()
+        return found
+
+    def final_weights(self, name: str = "matrix", start: str = "") -> "dict[str, torch.Tensor]":
+        """What a sweep's only cell, or the one whose directory begins with `start`, has learnt."""
+        import torch  # late: many tests need none
+
+        (path,) = self.folder.glob(f"outputs/{name}/{start}*/checkpoints/final.pt")
+        state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["weights"]
+        return state
 
     def run_dir(self, start: str, name: str = "matrix") -> Path:
         """The only run directory of a sweep whose name begins with `start`."""

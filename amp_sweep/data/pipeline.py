@@ -92,6 +92,7 @@ class Split:
         # pixels) the other one takes 2.7 times as long.
         shrinks = prepared.height > self._size or prepared.width > self._size
         self._antialias = shrinks or device.type == "cpu"
+        self._input = self._made
         labels = torch.tensor(map_array(labels_path(prepared.folder, part)))
         self.labels = labels.to(device)
         self._scale, self._bias = _affine(prepared, config.normalize, device)
@@ -146,6 +147,13 @@ class Split:
         Kernels where the data are on the device: two gathers, one for conversion and
         normalisation, one to resize, one for the memory format; no synchronisation.
         """
+        return self._input(raw)
+
+    def compile(self, mode: str | None) -> None:
+        """Make inputs by compiled code, from the next one on; `mode` is torch.compile's."""
+        self._input = torch.compile(self._made, mode=mode, dynamic=False)
+
+    def _made(self, raw: Raw) -> tuple[torch.Tensor, torch.Tensor]:
         labels = self.labels.index_select(0, raw.indices)
         if self.placement == "pil" and raw.images is not None:
             return self._in_format(raw.images), labels
@@ -159,6 +167,11 @@ class Split:
         else:
             raise ValueError("a batch without images, of data that are not on the device")
         return self._in_format(self._sized(self._normalised(pixels))), labels
+
+    def stored(self) -> list[torch.Tensor]:
+        """What lies on the device for good: labels, constants and, where they do, the images."""
+        kept = (self.labels, self._scale, self._bias, self._resident)
+        return [tensor for tensor in kept if tensor is not None]
 
     def close(self) -> None:
         """End the loader processes, if there are any."""

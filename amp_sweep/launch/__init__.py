@@ -1,9 +1,9 @@
 """Start and supervise the ranks of one cell, and turn any ending into a status.
 
-PyTorch's elastic agent starts the ranks, from a forkserver that has imported everything, so
-that a cell begins in fractions of a second in fresh processes. The agent runs in a thread: the
-main thread watches progress, endings and interrupts, and alone decides when ranks must go. This
-process never touches CUDA and never joins a process group.
+A forkserver has imported everything, so that a cell begins in fractions of a second in fresh
+processes: PyTorch's elastic agent, and the ranks that it starts. This process watches progress,
+endings and interrupts, and alone decides when ranks must go. It needs no torch, never touches
+CUDA and never joins a process group.
 """
 
 from amp_sweep.launch.cell import help_cell, record_for, run_cell

@@ -1,25 +1,33 @@
-"""PyTorch's elastic agent for one cell: in a thread, quiet, on the loopback where it can be."""
+"""PyTorch's elastic agent for one cell: a process of its own, on the loopback where it can be."""
 
 import contextlib
 import datetime
 import logging
+import multiprocessing
 import os
+import signal
 import socket
-import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from amp_sweep import forkserver
+from amp_sweep.launch.judge import how_it_died
 from amp_sweep.launch.nodes import ALONE, Node
-from amp_sweep.worker import RankJob, run_rank
+from amp_sweep.messages import RankJob
 
 BACKEND = "amp_sweep"
 MONITOR_S = 0.05
 JOIN_TIMEOUT_S = 60
+# An agent that is told to end gets this long.
+GRACE_S = 5.0
+# PyTorch's messages repeat every rank's traceback.
+MESSAGE_CHARS = 2000
 
 
-def register_rendezvous() -> None:
+def _register_rendezvous() -> None:
     """Make our rendezvous known to the elastic launcher.
 
     PyTorch's own store listens on all interfaces even for one machine, and numbers the nodes as
@@ -88,27 +96,72 @@ def register_rendezvous() -> None:
         rendezvous_handler_registry.register(BACKEND, Rendezvous)
 
 
-@contextlib.contextmanager
-def quietly() -> Iterator[Path]:
-    """Keep the agent's long messages off the terminal, its changes out of our environment."""
-    before = dict(os.environ)
-    loggers = [logging.getLogger(name) for name in ("torch.distributed", "torch.multiprocessing")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    with tempfile.TemporaryDirectory(prefix="amp_sweep_agent_") as folder:
+def _elastic(
+    job: RankJob, log_dir: Path, node: Node, run_id: str, port: int, listener: int
+) -> None:
+    """Start this node's ranks and wait for them. Raises what the launcher raises."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from amp_sweep.worker import run_rank
+
+    launch_config = LaunchConfig(
+        min_nodes=node.count,
+        max_nodes=node.count,
+        nproc_per_node=job.local_world_size,
+        run_id=run_id,
+        rdzv_backend=BACKEND,
+        rdzv_endpoint=f"{job.host}:{port}",
+        rdzv_configs={"index": node.index, "count": node.count, "listener": listener},
+        local_addr=node.host,
+        max_restarts=0,
+        monitor_interval=MONITOR_S,
+        start_method="forkserver",
+        logs_specs=DefaultLogsSpecs(log_dir=str(log_dir)),
+    )
+    elastic_launch(launch_config, run_rank)(job, os.getpid())
+
+
+def _agent_process(
+    job: RankJob,
+    log_dir: Path,
+    node: Node,
+    run_id: str,
+    port: int,
+    listener: socket.socket | None,
+    launcher: Connection,
+    launcher_pid: int,
+    key: bytes | None,
+) -> None:
+    """Run the agent in a thread, where it installs no signal handlers; say how ranks ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches the whole group
+    forkserver.die_with(launcher_pid)
+    forkserver.share(key)
+    for name in ("torch.distributed", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # long, and not for a person
+    _register_rendezvous()
+    errors: list[BaseException] = []
+
+    def run() -> None:
         try:
-            yield Path(folder)
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-            for key in set(os.environ) - set(before):
-                del os.environ[key]
-            os.environ.update(before)
+            handle = -1 if listener is None else listener.detach()
+            _elastic(job, log_dir, node, run_id, port, handle)
+        except BaseException as error:  # judged by `judge`, with all that the ranks said
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="elastic agent", daemon=True)
+    thread.start()
+    ranks: dict[int | None, BaseProcess] = {}
+    while thread.is_alive() and not launcher.poll(MONITOR_S):
+        # Held for their exit codes: the agent reports only the first that it notices.
+        if len(ranks) < job.local_world_size:
+            ranks |= {child.pid: child for child in multiprocessing.active_children()}
+    codes = {pid: process.exitcode for pid, process in ranks.items()}
+    launcher.send((codes, str(errors[0])[:MESSAGE_CHARS] if errors else None))
 
 
-class Agent(threading.Thread):
-    """The elastic agent of a node, in a thread, so that it installs no signal handlers.
+class Agent:
+    """PyTorch's elastic agent of a node, in a process forked from the server that forks ranks.
 
     The first node's listens on `port` from its making on; the others' are given that port.
     """
@@ -116,43 +169,57 @@ class Agent(threading.Thread):
     def __init__(
         self, job: RankJob, log_dir: Path, node: Node = ALONE, run_id: str = "", port: int = 0
     ) -> None:
-        super().__init__(name="elastic agent", daemon=True)
-        self._job = job
-        self._log_dir = log_dir
-        self._node = node
-        self._listener = -1
         self.run_id = run_id or uuid.uuid4().hex
         self.port = port
-        self.error: BaseException | None = None
+        self.exitcodes: dict[int, int | None] = {}  # of this node's ranks, by process id
+        self.error: str | None = None
+        self.lost = False  # it ended without an answer
+        self._listener: socket.socket | None = None
         if node.index == 0:
-            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((job.host if node.count == 1 else "", 0))
-            listener.listen(128)
-            self.port = listener.getsockname()[1]
-            self._listener = listener.detach()
-
-    def run(self) -> None:
-        """Start this node's ranks and wait for them."""
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-        node, job = self._node, self._job
-        launch_config = LaunchConfig(
-            min_nodes=node.count,
-            max_nodes=node.count,
-            nproc_per_node=job.local_world_size,
-            run_id=self.run_id,
-            rdzv_backend=BACKEND,
-            rdzv_endpoint=f"{job.host}:{self.port}",
-            rdzv_configs={"index": node.index, "count": node.count, "listener": self._listener},
-            local_addr=node.host,
-            max_restarts=0,
-            monitor_interval=MONITOR_S,
-            start_method="forkserver",
-            logs_specs=DefaultLogsSpecs(log_dir=str(self._log_dir)),
+            self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.bind((job.host if node.count == 1 else "", 0))
+            self._listener.listen(128)
+            self.port = self._listener.getsockname()[1]
+        context = multiprocessing.get_context("forkserver")
+        self._answers, self._theirs = context.Pipe()
+        self._process = context.Process(
+            name="elastic agent",
+            target=_agent_process,
+            args=(
+                *(job, log_dir, node, self.run_id, self.port, self._listener, self._theirs),
+                *(os.getpid(), forkserver.key()),
+            ),
         )
+
+    def start(self) -> None:
+        """Start this node's ranks."""
+        self._process.start()
+        self._theirs.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def runs(self, wait_s: float) -> bool:
+        """Whether it still waits for ranks, after at most `wait_s` seconds."""
+        if not self._answers.poll(wait_s):
+            return True
         try:
-            elastic_launch(launch_config, run_rank)(job, os.getpid())
-        except BaseException as error:  # judged by `judge`, with all that the ranks said
-            self.error = error
+            self.exitcodes, self.error = self._answers.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            self.lost = True
+            self.error = f"the process that starts the ranks {how_it_died(self._process.exitcode)}"
+        return False
+
+    def end(self) -> None:
+        """End it though it still waits; `exitcodes` has what is known."""
+        with contextlib.suppress(BrokenPipeError):
+            self._answers.send(None)
+        self.runs(GRACE_S)
+
+    def close(self) -> None:
+        """Leave nothing of it."""
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._answers.close()

@@ -1,9 +1,12 @@
 """Train one cell in fresh processes, and turn any ending into its record."""
 
+import contextlib
 import datetime
 import os
 import shutil
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +15,15 @@ import yaml
 
 from amp_sweep import config, record
 from amp_sweep.config import RunConfig
-from amp_sweep.hardware import Hardware
-from amp_sweep.launch.agent import Agent, quietly, register_rendezvous
+from amp_sweep.launch.agent import Agent
 from amp_sweep.launch.interrupts import Interrupts
+from amp_sweep.launch.judge import judge
 from amp_sweep.launch.nodes import ALONE, Node, announce, announced_job, wait_for_start
-from amp_sweep.launch.watch import Report, judge, watch
+from amp_sweep.launch.watch import Report, watch
 from amp_sweep.lock import Lock
-from amp_sweep.parallel import Plan
+from amp_sweep.messages import Hardware, Plan, Preparation, RankJob
 from amp_sweep.paths import RunPaths
 from amp_sweep.record import Record
-from amp_sweep.worker import Preparation, RankJob
 
 
 def _clear(paths: RunPaths, ranks: int) -> None:
@@ -40,6 +42,17 @@ def _start_over(paths: RunPaths) -> None:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+@contextlib.contextmanager
+def _agent(job: RankJob, node: Node, run_id: str = "", port: int = 0) -> Iterator[Agent]:
+    """An agent, not started yet; nothing of it is left afterwards."""
+    with tempfile.TemporaryDirectory(prefix="amp_sweep_agent_") as folder:
+        agent = Agent(job, Path(folder), node, run_id, port)
+        try:
+            yield agent
+        finally:
+            agent.close()
 
 
 def run_cell(
@@ -106,15 +119,13 @@ def run_cell(
             host=node.host,
             resume=resume,
         )
-        register_rendezvous()
-        with quietly() as folder:
-            agent = Agent(job, folder, node)
+        with _agent(job, node) as agent:
             if node.count > 1:
                 announce(paths, node, job=asdict(job), run_id=agent.run_id, port=agent.port)
             stall_s = settings.launch.stall_timeout_s
             here_too = node.ranks(plan.world_size)
             seen = watch(agent, paths, plan.world_size, stall_s, interrupts, report, here_too)
-        status, error = judge(seen, plan.world_size, agent.error)
+        status, error = judge(seen, plan.world_size)
         return _conclude(paths, status, error, plan.world_size, hardware, time.time() - begun)
 
 
@@ -130,9 +141,7 @@ def help_cell(
     if values is None:
         return
     job = replace(announced_job(values), prepared=prepared)
-    register_rendezvous()
-    with quietly() as folder:
-        agent = Agent(job, folder, node, values["run_id"], values["port"])
+    with _agent(job, node, values["run_id"], values["port"]) as agent:
         stall_s = settings.launch.stall_timeout_s
         ranks = job.plan.world_size
         here = node.ranks(ranks)

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from amp_sweep import record
-from amp_sweep.parallel import Plan
+from amp_sweep.messages import Plan, RankJob
 from amp_sweep.paths import RunPaths
-from amp_sweep.worker import RankJob
 
 POLL_S = 0.2
 

@@ -1,35 +1,36 @@
 """Build one rank's part of a cell, in a fixed and visible order."""
 
+import contextlib
 import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from amp_sweep import config, data, engine, memory, models, optim, parallel, precision
+from amp_sweep import (
+    config,
+    data,
+    engine,
+    master_weights,
+    memory,
+    models,
+    optim,
+    parallel,
+    precision,
+    speedups,
+)
 from amp_sweep.config import RunConfig
+from amp_sweep.graph import WARM_UP_STEPS, WARM_UP_STEPS_DDP, StepGraph
 from amp_sweep.hardware import cpu_name, usable_cores
+from amp_sweep.messages import RankJob
 from amp_sweep.paths import RunPaths
 
 
 class Invalid(Exception):
     """What would run, or did run, is not what was asked for."""
-
-
-@dataclass(frozen=True)
-class RankJob:
-    """What the launcher hands to each rank; everything else is in the run directory."""
-
-    run_dir: str
-    prepared: str  # folder of the prepared data
-    plan: parallel.Plan
-    launched_at: float  # time.time() when the launcher began with the cell
-    local_world_size: int
-    host: str  # of the launcher's store
-    resume: bool
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Cell:
     train: data.Split
     test: data.Split
     outputs: int  # logits of the network
+    speedups: speedups.Speedups
     network: nn.Module
     loss: precision.ClassifierLoss  # unwrapped
     trainer: engine.Trainer  # around the wrapped loss
@@ -66,6 +68,13 @@ class Cell:
     def device_name(self, device: torch.device) -> str:
         """The model name of one of this rank's devices."""
         return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The network's state_dict, in float32 also where its layers hold half precision."""
+        optimizer = self.trainer.optimizer
+        if isinstance(optimizer, master_weights.MasterAdamW):
+            return master_weights.float32_state(self.network, optimizer.masters())
+        return self.network.state_dict()
 
     @property
     def eval_batch(self) -> int:
@@ -120,19 +129,39 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
         width=settings.model.width,
         dropout=settings.model.dropout,
     )
+    chosen = speedups.choose(settings, plan.device_type, plan.backend)
+    if chosen.fused_layers:
+        from amp_sweep import layers  # its kernels are registered with PyTorch at import
+
+        network = layers.fuse(network)
     network = network.to(devices[0]).to(memory_format=memory.memory_format(channels_last))
     dtype = precision.autocast_dtype(
         settings.precision.autocast, settings.precision.dtype, plan.device_type
     )
     loss = precision.ClassifierLoss(network, plan.device_type, dtype)
-    wrapped = parallel.wrap(
-        loss,
-        settings.parallel.name,
-        devices,
-        sync_batch_norm=settings.parallel.sync_batch_norm,
-    )
+    masters = None
+    if chosen.master_weights and dtype is not None:
+        masters = master_weights.halve(network, dtype)
+    graph = None
+    if chosen.cuda_graph:
+        if train.placement != "device":
+            raise Invalid("memory.cuda_graph needs the images on the device; they do not fit there")
+        warm_up = WARM_UP_STEPS_DDP if settings.parallel.name == "ddp" else WARM_UP_STEPS
+        steps = prepared.train_count // plan.global_batch
+        graph = StepGraph(plan.rank_batch, steps, devices[0], warm_up)
+    with graph.on_its_stream() if graph else contextlib.nullcontext():
+        wrapped = parallel.wrap(
+            loss,
+            settings.parallel.name,
+            devices,
+            sync_batch_norm=settings.parallel.sync_batch_norm,
+        )
+    if chosen.compile != "off":
+        wrapped = _compiled(wrapped, loss, train, speedups.COMPILE_MODES[chosen.compile])
     parameters = list(loss.parameters())
-    optimizer = optim.build_optimizer(parameters, settings.optimizer, plan.device_type)
+    optimizer = optim.build_optimizer(
+        parameters, settings.optimizer, devices[0], in_graph=chosen.cuda_graph, masters=masters
+    )
     scheduler = optim.build_scheduler(optimizer, settings.scheduler, settings.epochs)
     scaler = precision.make_scaler(
         settings.precision.scaler,
@@ -156,10 +185,29 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
         train=train,
         test=test,
         outputs=outputs,
+        speedups=chosen,
         network=network,
         loss=loss,
         trainer=engine.Trainer(
-            wrapped, parameters, optimizer, scaler, settings.optimizer.clip_norm
+            wrapped, parameters, optimizer, scaler, settings.optimizer.clip_norm, graph
         ),
         scheduler=scheduler,
     )
+
+
+def _compiled(
+    wrapped: nn.Module, loss: precision.ClassifierLoss, train: data.Split, mode: str | None
+) -> nn.Module:
+    """`wrapped`, to be compiled with its input when it is first called.
+
+    DDP sends a gradient when its backward pass is done, and a compiled region gives all of its
+    gradients at once: the network's children are compiled apart, so that one's are on their way
+    while the next one computes.
+    """
+    train.compile(mode)
+    if wrapped is loss:
+        compiled: nn.Module = torch.compile(loss, mode=mode, dynamic=False)  # type: ignore[assignment]
+        return compiled
+    for child in loss.network.children():
+        child.compile(mode=mode, dynamic=False)
+    return wrapped

@@ -2,20 +2,12 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from amp_sweep import engine, models, optim, precision
 from amp_sweep.config import ModelConfig, RunConfig
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """Training time to expect, without start-up and evaluation."""
-
-    total_s: float  # of all cells
-    slowdown: float  # of a step in bfloat16 against one in float32
+from amp_sweep.messages import Expectation
 
 
 def step_s(settings: RunConfig, outputs: int, autocast: bool) -> float:
@@ -26,7 +18,7 @@ def step_s(settings: RunConfig, outputs: int, autocast: bool) -> float:
     trainer = engine.Trainer(
         loss,
         list(loss.parameters()),
-        optim.build_optimizer(loss.parameters(), settings.optimizer, "cpu"),
+        optim.build_optimizer(loss.parameters(), settings.optimizer, torch.device("cpu")),
         precision.make_scaler(False, "cpu", 1.0, 1),
         None,
     )

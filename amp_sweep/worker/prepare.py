@@ -1,29 +1,14 @@
 """What must hold before a rank starts: devices known, data ready, network and images fit."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from amp_sweep import data, legality, models, parallel
 from amp_sweep.config import DataConfig, ModelConfig, RunConfig
-from amp_sweep.hardware import Hardware, detect, environment
+from amp_sweep.hardware import detect, environment
+from amp_sweep.messages import Expectation, Hardware, Plan, Preparation
 from amp_sweep.worker.build import Invalid, outputs_of
-from amp_sweep.worker.estimate import Expectation, expectation
-
-
-@dataclass
-class Preparation:
-    """What this machine says to each cell, in the order they were given."""
-
-    # Both by what `device` asks for.
-    hardware: dict[str, Hardware] = field(default_factory=dict)
-    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
-    prepared: list[str | None] = field(default_factory=list)  # folder of the data
-    plans: list[parallel.Plan | None] = field(default_factory=list)
-    invalid: list[str | None] = field(default_factory=list)  # why a cell cannot run here
-    problems: list[str] = field(default_factory=list)  # what refuses the whole sweep
-    # Where bfloat16 is asked for on a CPU that has it not natively.
-    expectation: Expectation | None = None
+from amp_sweep.worker.estimate import expectation
 
 
 def prepare(
@@ -87,7 +72,7 @@ def _expectation(
 
 def _plan(
     settings: RunConfig, hardware: Hardware, nodes: int, problems: list[str]
-) -> tuple[str | None, parallel.Plan | None]:
+) -> tuple[str | None, Plan | None]:
     reason = legality.impossible_here(
         settings,
         device_type=hardware.device_type,
@@ -114,9 +99,7 @@ def _plan(
     return None, plan
 
 
-def _check_batch(
-    settings: RunConfig, plan: parallel.Plan | None, images: int, problems: list[str]
-) -> None:
+def _check_batch(settings: RunConfig, plan: Plan | None, images: int, problems: list[str]) -> None:
     batch = plan.global_batch if plan else settings.data.batch_size
     if batch > images:
         problem = f"data.batch_size: a global batch of {batch} exceeds the {images} training images"

@@ -6,43 +6,21 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
-from amp_sweep import record
+from amp_sweep import forkserver, record
+from amp_sweep.messages import RankJob
 from amp_sweep.parallel import Ranks
 from amp_sweep.paths import RunPaths
-from amp_sweep.worker.build import Invalid, RankJob
+from amp_sweep.worker.build import Invalid
 from amp_sweep.worker.train import Diverged, RanksDiffer, StopRequest, run_cell
 
 log = logging.getLogger(__name__)
-
-PARENT_CHECK_S = 0.5
-
-
-def _die_with_launcher(pid: int) -> None:
-    """End this process when its launcher is gone, whatever that was killed by.
-
-    The launcher is not the parent: that is the forkserver, which lives as long as its ranks do.
-    """
-    try:
-        launcher = psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def watch() -> None:
-        # is_running knows a process id that was used again.
-        while launcher.is_running() and launcher.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(PARENT_CHECK_S)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="launcher watch", daemon=True).start()
 
 
 def _log_to(path: Path) -> None:
@@ -86,7 +64,7 @@ def _describe(kind: str, error: BaseException) -> dict[str, Any]:
     }
 
 
-def run_rank(job: RankJob, launcher_pid: int) -> None:
+def run_rank(job: RankJob, agent_pid: int) -> None:
     """Entry of a rank's process, called by the elastic agent; exits 1 unless all went well.
 
     What the agent sets in the environment says which rank this is; nothing else there is asked.
@@ -94,7 +72,7 @@ def run_rank(job: RankJob, launcher_pid: int) -> None:
     ranks = Ranks(int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), job.plan.world_size)
     paths = RunPaths(Path(job.run_dir))
     stop = _stop_on_signal()
-    _die_with_launcher(launcher_pid)
+    forkserver.die_with(agent_pid)
 
     def write_ending(values: dict[str, Any]) -> None:
         values = {"rank": ranks.rank, "pid": os.getpid(), "time": time.time(), **values}

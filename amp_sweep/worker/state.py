@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from amp_sweep import checkpoint, config, data, optim
+from amp_sweep.energy import Energy
 from amp_sweep.worker.build import Cell
 
 log = logging.getLogger(__name__)
@@ -26,9 +27,11 @@ class Progress:
     scale: float = 1.0  # before the next step
     skipped_steps: int = 0
     nonfinite_run: int = 0  # non-finite losses in a row, up to now
+    energy: Energy = field(default_factory=Energy)  # of this rank's devices
 
 
-def _generators(cell: Cell) -> dict[str, Any]:
+def generators(cell: Cell) -> dict[str, Any]:
+    """The states of this rank's random number generators."""
     return {
         "cpu": torch.get_rng_state(),
         "cuda": [
@@ -37,7 +40,8 @@ def _generators(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _restore_generators(cell: Cell, states: dict[str, Any]) -> None:
+def restore_generators(cell: Cell, states: dict[str, Any]) -> None:
+    """The inverse of `generators`."""
     torch.set_rng_state(states["cpu"])
     cuda = [device for device in cell.devices if device.type == "cuda"]
     for device, state in zip(cuda, states["cuda"], strict=True):
@@ -46,7 +50,8 @@ def _restore_generators(cell: Cell, states: dict[str, Any]) -> None:
 
 def save_state(cell: Cell, progress: Progress) -> None:
     """Save everything needed to go on; all ranks call it, rank 0 writes."""
-    generators = cell.ranks.gather(_generators(cell))
+    everyones = cell.ranks.gather(generators(cell))
+    energies = cell.ranks.gather(asdict(progress.energy))
     if cell.ranks.rank != 0:
         return
     trainer = cell.trainer
@@ -54,12 +59,13 @@ def save_state(cell: Cell, progress: Progress) -> None:
         "fingerprint": config.fingerprint(cell.config),
         "world_size": cell.ranks.world_size,
         "device_type": cell.device.type,
-        "weights": cell.network.state_dict(),
+        "weights": cell.weights(),
         "optimizer": trainer.optimizer.state_dict(),
         "scheduler": cell.scheduler.state_dict(),
         "scaler": trainer.scaler.state_dict(),
-        "generators": generators,
+        "generators": everyones,
         "progress": asdict(progress),
+        "energies": energies,
     }
     checkpoint.save(cell.paths.last_checkpoint, state, cell.paths.previous_checkpoint)
     log.info("saved training state: epoch %d, step %d", progress.epoch, progress.step)
@@ -76,7 +82,7 @@ def save_weights(cell: Cell, path_name: str, progress: Progress) -> None:
     }[path_name]
     state = {
         "fingerprint": config.fingerprint(cell.config),
-        "weights": cell.network.state_dict(),
+        "weights": cell.weights(),
         "epoch": progress.epoch,
     }
     checkpoint.save(path, state)
@@ -121,8 +127,11 @@ def resume(cell: Cell) -> tuple[Progress, list[str]]:
     cell.trainer.optimizer.load_state_dict(state["optimizer"])
     cell.scheduler.load_state_dict(state["scheduler"])
     cell.trainer.scaler.load_state_dict(state["scaler"])
-    _restore_generators(cell, state["generators"][cell.ranks.rank])
+    restore_generators(cell, state["generators"][cell.ranks.rank])
     progress = Progress(**state["progress"])
+    # A checkpoint of an earlier version has none: then the figure is of what follows it.
+    energies = state.get("energies") or [{}] * cell.ranks.world_size
+    progress.energy = Energy(**energies[cell.ranks.rank])
     log.info(
         "resumed at epoch %d, step %d, lr %g",
         progress.epoch,

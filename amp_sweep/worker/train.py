@@ -2,20 +2,24 @@
 
 import logging
 import math
+import os
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from amp_sweep import data, engine, memory, optim, record
+from amp_sweep import data, energy, engine, memory, optim, probes, record
 from amp_sweep.measure import StepClock, StepTimes
+from amp_sweep.messages import RankJob
 from amp_sweep.parallel import Ranks
 from amp_sweep.paths import RunPaths
-from amp_sweep.precision import observe_dtypes
-from amp_sweep.worker.build import Cell, Invalid, RankJob, build
+from amp_sweep.precision import Observed, observe
+from amp_sweep.worker import honoured, measured
+from amp_sweep.worker.build import Cell, Invalid, build
+from amp_sweep.worker.compile_ahead import compile_ahead
 from amp_sweep.worker.state import Progress, resume, save_state, save_weights
 from amp_sweep.worker.write import Writer
 
@@ -47,7 +51,7 @@ class StopRequest:
             return True
         if self.target is None:
             self.target = ranks.agree_on_stop(step)
-        return step < self.target
+        return self.target is None or step < self.target
 
 
 @dataclass
@@ -55,24 +59,37 @@ class Segment:
     """What this process measured: from its start or resumption to its end."""
 
     startup_s: float
+    compile_s: float | None = None
     first_step_s: float | None = None
     step_times: list[StepTimes] = field(default_factory=list)  # one per epoch
-    observed_dtypes: set[str] = field(default_factory=set)
+    observed: Observed = field(default_factory=Observed)
+    rss_before_mib: float = 0.0  # before anything was built
+    nvml: energy.Nvml = field(default_factory=energy.Nvml)
+    own_processes: list[int] = field(default_factory=list)  # those of all ranks
+    gpus_start: list[dict[str, Any]] = field(default_factory=list)
+    contended: bool | None = None  # at the start
 
 
 def run_cell(job: RankJob, paths: RunPaths, ranks: Ranks, stop: StopRequest) -> str:
     """Build and train; returns `completed` or `interrupted`. Raises what went wrong."""
+    rss_mib = memory.rss_mib()
     cell = build(job, paths, ranks)
     progress, notes = resume(cell) if job.resume else (Progress(), [])
     progress.scale = cell.trainer.scaler.get_scale()
     writer = Writer(cell, progress, notes)
     try:
         writer.sign_of_life(progress.epoch, progress.step, "start")
-        segment = Segment(startup_s=time.time() - job.launched_at)
+        segment = Segment(startup_s=time.time() - job.launched_at, rss_before_mib=rss_mib)
+        _look_around(cell, segment)
+        segment.compile_s = compile_ahead(cell, segment.observed)
         finished = _train_epochs(cell, progress, segment, writer, stop)
         if finished:
             save_weights(cell, "final", progress)
-        writer.finish(progress, vars(segment), ranks.gather(_report(cell, segment)))
+        everyone = ranks.gather(_report(cell, segment, progress))
+        writer.finish(progress, segment.first_step_s, segment.step_times, everyone)
+        if finished:
+            _check_honoured(cell, progress, everyone)
+            _probe(cell, segment, progress, writer)
     finally:
         writer.close()
         cell.train.close()
@@ -81,17 +98,66 @@ def run_cell(job: RankJob, paths: RunPaths, ranks: Ranks, stop: StopRequest) -> 
     return record.COMPLETED if finished else record.INTERRUPTED
 
 
-def _report(cell: Cell, segment: Segment) -> dict[str, Any]:
+def _look_around(cell: Cell, segment: Segment) -> None:
+    """Note the state of the devices, and who else uses them."""
+    segment.own_processes = cell.ranks.gather(os.getpid())
+    if not cell.config.measure.energy:
+        segment.nvml = energy.Nvml(reason="measure.energy=false")
+        return
+    segment.nvml = energy.open_nvml(cell.devices)
+    segment.gpus_start = [asdict(gpu) for gpu in segment.nvml.state()]
+    segment.contended = measured.contended(segment.nvml, segment.own_processes)
+
+
+def _report(cell: Cell, segment: Segment, progress: Progress) -> dict[str, Any]:
     """This rank's part of the record."""
     allocated, reserved = memory.peaks_mib(cell.devices)
+    peak_rss_mib = memory.peak_rss_mib()
+    seen = segment.observed
+    progress.energy.total_j()  # gives the reason, where there is none yet
     return {
         "hostname": socket.gethostname(),
         "device_names": [cell.device_name(device) for device in cell.devices],
-        "observed_dtypes": sorted(segment.observed_dtypes),
+        "observed_dtypes": sorted(seen.dtypes),
+        "observed_dtypes_by_layer": [
+            {
+                "rank": cell.ranks.rank,
+                "device": device,
+                **{kind: sorted(names) for kind, names in sorted(kinds.items())},
+            }
+            for device, kinds in sorted(seen.by_device.items())
+        ],
+        "honoured": honoured.seen_by_rank(cell, seen),
         "peak_allocated_mib": allocated,
         "peak_reserved_mib": reserved,
-        "peak_rss_mib": memory.peak_rss_mib(),
+        "peak_rss_mib": peak_rss_mib,
+        "peak_rss_above_mib": max(0.0, peak_rss_mib - segment.rss_before_mib),
+        "startup_s": segment.startup_s,
+        "compile_s": segment.compile_s,
+        "energy": asdict(progress.energy),
+        "contended": [segment.contended, measured.contended(segment.nvml, segment.own_processes)],
+        "gpus_start": segment.gpus_start,
+        "gpus_end": [asdict(gpu) for gpu in segment.nvml.state()],
     }
+
+
+def _check_honoured(cell: Cell, progress: Progress, everyone: list[dict[str, Any]]) -> None:
+    """Raise Invalid when what ran is not what was asked for."""
+    found = honoured.differences(cell, progress, [rank["honoured"] for rank in everyone])
+    if found:
+        raise Invalid("; ".join(found))
+
+
+def _probe(cell: Cell, segment: Segment, progress: Progress, writer: Writer) -> None:
+    """Take the figures that training must not pay for. Nothing of the run depends on them."""
+    if not cell.config.measure.probes:
+        writer.probed(progress, None)
+        return
+    found = probes.run_probes(
+        measured.subject(cell, progress, segment.nvml.driver),
+        lambda what: writer.sign_of_life(progress.epoch, progress.step, what),
+    )
+    writer.probed(progress, cell.ranks.gather(found))
 
 
 def _train_epochs(
@@ -147,14 +213,19 @@ def _train_part(
     before = progress.epoch * cell.steps_per_epoch + first
     very_first = segment.first_step_s is None
 
+    not_seen = segment.compile_s is None  # hooks would have the step compiled twice
+
     def go_on(step: int) -> bool:
         if very_first and step == 1:
             hooks.close()
-            _check_dtypes(cell, segment.observed_dtypes)
+            _check_dtypes(cell, segment.observed.dtypes)
         writer.sign_of_life(progress.epoch, first + step)
         return stop.go_on(cell.ranks, before + step)
 
-    with observe_dtypes(cell.network, segment.observed_dtypes, active=very_first) as hooks:
+    with (
+        energy.window(segment.nvml, progress.energy, indices.numel(), steady=progress.epoch > 0),
+        observe(cell.loss, segment.observed, active=very_first and not_seen) as hooks,
+    ):
         done = engine.train_epoch(
             cell.trainer,
             cell.train,
@@ -165,7 +236,7 @@ def _train_part(
             time_first_step=very_first,
         )
     if very_first:
-        _check_dtypes(cell, segment.observed_dtypes)  # also where there was one step only
+        _check_dtypes(cell, segment.observed.dtypes)  # also where there was one step only
         segment.first_step_s = done.first_step_s
     losses = cell.ranks.mean(done.losses)
     progress.losses += losses.tolist()

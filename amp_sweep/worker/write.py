@@ -10,8 +10,12 @@ from typing import Any
 import torch
 
 from amp_sweep import record
+from amp_sweep.energy import SLOWING, Energy
 from amp_sweep.measure import StepTimes, step_metrics, throughput
+from amp_sweep.probes import Findings
+from amp_sweep.record import Record
 from amp_sweep.track import NoTracker, open_tracker
+from amp_sweep.worker import measured
 from amp_sweep.worker.build import Cell
 from amp_sweep.worker.state import Progress
 
@@ -20,9 +24,6 @@ PROGRESS_S = 0.25
 EPOCH_FIELDS = ("epoch", "train_loss", "test_accuracy", "test_loss", "lr", "train_time_s",
                 "images_per_s")  # fmt: skip
 STEP_FIELDS = ("epoch", "step", "train_loss", "lr", "scale")
-
-# Named in the record's schema, and measured by no code yet.
-NOT_MEASURED = ("energy_j", "flops_per_image", "mfu")
 
 
 class Writer:
@@ -50,6 +51,7 @@ class Writer:
             current.effective = self._effective()
             current.epochs = progress.epochs
             current.segments[-1]["from_epoch"] = progress.epoch
+            self._tracker.begin(current)
 
     @contextlib.contextmanager
     def _record(self) -> Any:
@@ -106,10 +108,27 @@ class Writer:
         with self._record() as current:
             current.epochs = progress.epochs
 
-    def finish(self, progress: Progress, segment: dict[str, Any], ranks: list[Any]) -> None:
-        """Write the metrics: `segment` is what this process measured, `ranks` each rank's part."""
+    def finish(
+        self,
+        progress: Progress,
+        first_step_s: float | None,
+        step_times: list[StepTimes],
+        ranks: list[dict[str, Any]],
+    ) -> None:
+        """Write the metrics; `ranks` holds each rank's own part."""
         if not self._active:
             return
+        cell = self._cell
+        finished = progress.epoch == cell.config.epochs
+        energies = [Energy(**rank["energy"]) for rank in ranks]
+        figures = measured.energy_figures(
+            energies,
+            [looked for rank in ranks for looked in rank["contended"]],
+        )
+        if not finished:
+            later = measured.no_probes("taken after the last epoch")
+            figures.metrics |= later.metrics
+            figures.reasons |= later.reasons
         with self._record() as current:
             current.effective = self._effective()
             current.effective["device_names"] = [n for r in ranks for n in r["device_names"]]
@@ -117,40 +136,94 @@ class Writer:
             current.effective["observed_dtypes"] = sorted(
                 {name for r in ranks for name in r["observed_dtypes"]}
             )
-            current.metrics.update(self._metrics(progress, segment, ranks))
-            current.note(f"{', '.join(NOT_MEASURED)}: not measured by this version")
+            current.effective["observed_dtypes_by_layer"] = [
+                row for r in ranks for row in r["observed_dtypes_by_layer"]
+            ]
+            for moment in ("gpus_start", "gpus_end"):
+                current.segments[-1][moment] = [gpu for r in ranks for gpu in r[moment]]
+            current.metrics.update(self._metrics(progress, first_step_s, step_times, ranks))
+            current.metrics.update(self._cost(current) | figures.metrics)
+            for note in (*figures.notes(), *_device_notes(current.metrics, ranks)):
+                current.note(note)
             for name, value in current.metrics.items():
-                if value is None and name.startswith(("step_ms", "data_wait")):
+                if value is None and name.startswith(("step_ms", "data_wait", "input_work")):
                     current.note(f"{name}: no step left after the warm-up, or step times are off")
+                if value is None and name == "compile_s":
+                    current.note("compile_s: nothing was compiled")
                 if value is None and name == "images_per_s":
                     current.note("images_per_s: no step left after the warm-up")
+                if value is None and name == "price_per_hour":
+                    current.note("price_per_hour, cost: measure.price_per_hour is not given")
+
+    def probed(self, progress: Progress, ranks: list[Findings] | None) -> None:
+        """Add what the probes found on each rank (None: they are off), and end the curves."""
+        if not self._active:
+            return
+        cell = self._cell
+        with self._record() as current:
+            if ranks is None:
+                figures = measured.no_probes("measure.probes=false")
+            else:
+                figures = measured.probed(
+                    ranks,
+                    images_per_s=current.metrics["images_per_s"],
+                    wait_frac=current.metrics["data_wait_frac"],
+                    global_batch=cell.job.plan.global_batch,
+                    replicas=cell.job.plan.replicas,
+                    effective=current.effective,
+                )
+            current.metrics.update(figures.metrics)
+            for note in figures.notes():
+                current.note(note)
+            self._tracker.finish(current, progress.epoch * cell.steps_per_epoch)
+
+    def _cost(self, current: Record) -> dict[str, float | None]:
+        """The price of the devices from each start to the last checkpoint, without the probes."""
+        price = self._cell.config.measure.price_per_hour
+        if price is None:
+            return {"price_per_hour": None, "cost": None}
+        seconds = time.time() - self._cell.job.launched_at
+        seconds += sum(segment.get("wall_s") or 0.0 for segment in current.segments)
+        return {
+            "price_per_hour": price,
+            "cost": price * self._cell.job.plan.replicas * seconds / 3600,
+        }
 
     def _metrics(
-        self, progress: Progress, segment: dict[str, Any], ranks: list[Any]
+        self,
+        progress: Progress,
+        first_step_s: float | None,
+        step_times: list[StepTimes],
+        ranks: list[dict[str, Any]],
     ) -> dict[str, Any]:
         cell = self._cell
         last = progress.epochs[-1] if progress.epochs else {}
         times = [row["train_time_s"] for row in progress.epochs]
-        step_times: list[StepTimes] = segment["step_times"]
         per_epoch = cell.steps_per_epoch * cell.job.plan.global_batch
+        allocated = [value for rank in ranks for value in rank["peak_allocated_mib"]]
+        reserved = [value for rank in ranks for value in rank["peak_reserved_mib"]]
+        steps = step_metrics(step_times)
         return {
             "test_accuracy": last.get("test_accuracy"),
             "best_test_accuracy": progress.best_accuracy,
             "test_loss": last.get("test_loss"),
             "train_loss": last.get("train_loss"),
             "train_time_s": sum(times) + progress.epoch_time_s,
-            "startup_s": segment["startup_s"],
-            "first_step_s": segment["first_step_s"],
+            "startup_s": max(rank["startup_s"] for rank in ranks),
+            "compile_s": max((s for r in ranks if (s := r["compile_s"]) is not None), default=None),
+            "first_step_s": first_step_s,
             "images_per_s": throughput(
                 per_epoch,
                 times,
                 step_times[0] if step_times else StepTimes(),
                 cell.job.plan.global_batch,
             ),
-            **step_metrics(step_times),
-            "peak_allocated_mib": [v for r in ranks for v in r["peak_allocated_mib"]] or None,
-            "peak_reserved_mib": [v for r in ranks for v in r["peak_reserved_mib"]] or None,
-            "peak_rss_mib": [r["peak_rss_mib"] for r in ranks],
+            **steps,
+            "peak_allocated_mib": allocated or None,
+            "peak_reserved_mib": reserved or None,
+            "peak_cached_mib": [r - a for r, a in zip(reserved, allocated, strict=True)] or None,
+            "peak_rss_mib": [rank["peak_rss_mib"] for rank in ranks],
+            "peak_rss_above_mib": [rank["peak_rss_above_mib"] for rank in ranks],
             "optimizer_steps": progress.epoch * cell.steps_per_epoch
             + progress.step
             - progress.skipped_steps,
@@ -158,7 +231,6 @@ class Writer:
             "scaler_skipped_steps": progress.skipped_steps
             if cell.config.precision.scaler
             else None,
-            **dict.fromkeys(NOT_MEASURED),
         }
 
     def _effective(self) -> dict[str, Any]:
@@ -180,7 +252,7 @@ class Writer:
             "cudnn_benchmark": torch.backends.cudnn.benchmark if cuda else None,
             "native_bf16": None,
             "memory_format": "channels_last" if cell.channels_last else "contiguous",
-            "compile": "off",
+            **vars(cell.speedups),
             "global_batch": plan.global_batch,
             "per_device_batch": plan.device_batch,
             "eval_batch": cell.eval_batch,
@@ -197,6 +269,25 @@ class Writer:
     def close(self) -> None:
         """Write what is left of the curves."""
         self._tracker.close()
+
+
+def _device_notes(metrics: dict[str, Any], ranks: list[dict[str, Any]]) -> list[str]:
+    """What the devices' states say about the run's figures, and what a CPU has none of."""
+    notes = []
+    if metrics["peak_allocated_mib"] is None:
+        notes.append(
+            "peak_allocated_mib, peak_reserved_mib, peak_cached_mib: no CUDA device; see "
+            "peak_rss_mib, of the process, and peak_rss_above_mib, above what it was at its start"
+        )
+    gpus = [gpu for rank in ranks for gpu in rank["gpus_end"]]
+    slowing = {name for gpu in gpus for name in gpu["throttle_reasons"] or ()} & SLOWING
+    if slowing:
+        notes.append(
+            f"the GPU's clock was held down at the end of training: {', '.join(sorted(slowing))}"
+        )
+    if metrics.get("contended"):
+        notes.append("contended: another process used the device at the start or the end")
+    return notes
 
 
 def _keep_epochs(path: Path, fields: tuple[str, ...], epochs: int) -> None:

@@ -28,15 +28,13 @@ class AmpSweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Run the cells of `arguments`. Raises SystemExit with the sweep's exit code."""
         # Late, since Hydra imports every plug-in at every start.
-        from amp_sweep import config, forkserver
+        from amp_sweep import config, sweep
+        from amp_sweep.cells import Cell
 
         assert self.hydra_context is not None and self.config is not None
         assert self.launcher is not None
         loader, launcher = self.hydra_context.config_loader, self.launcher
         local = self.config.hydra.runtime.choices["hydra/launcher"] == "basic"
-        if local:
-            forkserver.start()
-        from amp_sweep import sweep  # brings torch
 
         parser = OverridesParser.create(config_loader=loader)
         parsed = parser.parse_overrides([*self._parse_config(), *arguments])
@@ -44,25 +42,26 @@ class AmpSweeper(BasicSweeper):
         for overrides in self.split_arguments(parsed, None)[0]:
             composed = loader.load_sweep_config(self.config, list(overrides))
             task = [item for item in overrides if not item.startswith("hydra")]
-            cells.append(sweep.Cell(config.resolve(composed), tuple(task)))
+            cells.append(Cell(config.resolve(composed), tuple(task)))
         if local:
             sys.exit(sweep.run(cells))
         if isinstance(launcher, AmpSlurmLauncher):
             sys.exit(self._submit(launcher, cells))
 
-        def launch(left: list[sweep.Cell], *_: Any) -> None:
+        def launch(left: list[Cell], *_: Any) -> None:
             launcher.launch([list(cell.overrides) for cell in left], initial_job_idx=0)
 
         sys.exit(sweep.run(cells, launch))
 
     def _submit(self, launcher: AmpSlurmLauncher, cells: list[Any]) -> int:
         from amp_sweep import submit, sweep
+        from amp_sweep.cells import NOT_COMPLETED
 
         problems = submit.layout_problems(launcher.params, cells)
         for problem in problems:
             sys.stderr.write(f"error: {problem}\n")
         if problems:
-            return sweep.NOT_COMPLETED
+            return NOT_COMPLETED
         return sweep.run(
             cells,
             lambda left, screen, interrupts: submit.run(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from analysis.compare import Comparison, Figure, Table, UnknownBaseline, compare
-from analysis.load import load
+from analysis.frame import load
 
 Make = Callable[..., Path]
 
@@ -292,3 +292,42 @@ def test_a_requested_device_is_not_taken_for_a_repeat_of_another_request(make_ru
     sweep = make_run(settings={"device": "cpu"}).parent
     titles = [table.title for table in compared(sweep).tables]
     assert titles == ["alexnet on digits, device=auto", "alexnet on digits, device=cpu"]
+
+
+def test_the_same_seeds_are_pairs_and_others_are_not(make_run: Make) -> None:
+    for seed in (0, 1, 2):
+        make_run(seed=seed, metrics={"images_per_s": 1000.0 + seed})
+        make_run("dp", seed=seed, metrics={"images_per_s": 2000.0 + seed})
+        sweep = make_run("ddp", seed=seed + 3, metrics={"images_per_s": 500.0 + seed}).parent
+    table = only(compared(sweep))
+    methods = {p: cell.effects["images_per_s"].method for (p, _), cell in table.cells.items()}
+    assert methods == {"none": "", "dp": "paired t", "ddp": "Welch t"}
+    assert table.cells["none", "fp32"].effects["images_per_s"].reason == "the baseline itself"
+
+
+def test_repeated_speed_ups_are_ratios_of_geometric_means(make_run: Make) -> None:
+    for seed, (base, other) in enumerate([(100.0, 150.0), (200.0, 500.0)]):
+        make_run(seed=seed, metrics={"images_per_s": base})
+        sweep = make_run("dp", seed=seed, metrics={"images_per_s": other}).parent
+    cell = only(compared(sweep)).cells["dp", "fp32"]
+    assert cell.speedup == pytest.approx((1.5 * 2.5) ** 0.5)
+
+
+def test_memory_is_what_the_device_tells_best(make_run: Make) -> None:
+    rss = {"peak_rss_mib": [900.0]}
+    make_run(sweep="a", metrics=rss)
+    assert only(compared(make_run(sweep="a", seed=1, metrics=rss).parent)).memory == "peak_rss_mib"
+    above = make_run(sweep="b", metrics={**rss, "peak_rss_above_mib": [120.0, 130.0]}).parent
+    table = only(compared(above))
+    assert table.memory == "peak_rss_above_mib"
+    assert table.cells["none", "fp32"].figures[table.memory].mean == 130.0
+
+
+def test_a_margin_and_an_alpha_reach_the_verdicts(make_run: Make) -> None:
+    for seed, off in enumerate((0.002, -0.001, 0.0015)):
+        make_run(seed=seed, metrics={"test_accuracy": 0.9})
+        sweep = make_run("dp", seed=seed, metrics={"test_accuracy": 0.9 + off}).parent
+    frame = load(sweep)[0]
+    strict, wide = (compare(frame, margin=margin) for margin in (0.001, 0.05))
+    found = [only(each).cells["dp", "fp32"].effects["test_accuracy"] for each in (strict, wide)]
+    assert [each.verdict for each in found] == ["not decided", "not inferior"]

@@ -12,7 +12,7 @@ import pytest
 from amp_sweep import record
 from analysis import key
 from analysis.columns import SECTIONS
-from analysis.load import load, swept_axes
+from analysis.frame import load, swept_axes
 
 Make = Callable[..., Path]
 

@@ -1,4 +1,5 @@
 import csv
+import importlib.util
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -15,11 +17,13 @@ from rich.console import Console
 
 import analysis
 from amp_sweep import record
-from analysis import report
+from analysis import terminal
 from analysis.__main__ import main
+from analysis.answer import answer
 from analysis.compare import compare
-from analysis.load import load
-from analysis.markup import latex, latex_escape, markdown, markdown_escape
+from analysis.frame import load
+from analysis.markup import html, latex, latex_escape, markdown, markdown_escape
+from tests.analysis.synthetic import TRUTHS, write_sweep
 
 Make = Callable[..., Path]
 
@@ -35,7 +39,9 @@ HOLES: dict[tuple[str, str], dict[str, Any] | None] = {
 def shown(width: int, *dirs: Path) -> str:
     frame, problems = load(*dirs)
     printed = io.StringIO()
-    report.show(compare(frame), problems, Console(width=width, highlight=False, file=printed))
+    comparison = compare(frame)
+    screen = Console(width=width, highlight=False, file=printed)
+    terminal.show(comparison, answer(comparison), problems, screen)
     return printed.getvalue()
 
 
@@ -127,10 +133,12 @@ def test_the_articles_figures_stand_beside_ours_with_their_provenance(
 ) -> None:
     sweep = make_matrix(gpu=True, settings=article, metrics={"train_time_s": 126.0})
     frame, problems = load(sweep)
+    comparison = compare(frame)
+    said = answer(comparison)
     for text in (
         shown(120, sweep).replace("\n", " "),
-        markdown(compare(frame), problems, "x"),
-        latex(compare(frame), "x"),
+        markdown(comparison, said, problems, "x"),
+        latex(comparison, said, "x"),
     ):
         flat = re.sub(r"[|&\\ ]+", " ", text)
         assert "none scaler 2 m 06 s 27 min 0.9700 not given" in flat
@@ -168,54 +176,7 @@ def test_no_value_in_any_field_of_a_record_stops_the_program(
         path = tmp_path / "odd" / f"r{number}" / "record.json"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(changed))
-    assert main([str(tmp_path / "odd")]) == 0
-
-
-GOLDEN = """\
-# Comparison
-
-Made by `python -P -m analysis matrix`.
-
-## alexnet on digits
-
-6 of 8 cells completed.
-64 px, batch 64, 10 epochs, adamw, lr 0.001, cosine, resident input; Intel Xeon, torch 2.14.1, \
-git abcdef0.
-
-| parallel | precision | procs | time | images/s | speed-up | RSS MiB | accuracy | input wait \
-| notes |
-| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-| none | fp32 | 1 | 8.0 s | 2,000 | 1.00x | 600 | 0.9700 | 3% |  |
-| none | autocast | 1 | 4.0 s | 4,000 | 2.00x | 600 | 0.9700 | 40% | 1 |
-| none | scaler | 1 | 6.0 s | 2,667 | 1.33x | 600 | 0.9700 | 3% |  |
-| dp | fp32 | 2 | 16.0 s | 1,000 | 0.50x | 640 | 0.9700 | 3% |  |
-| dp | autocast | - | - | - | - | - | - | - |  |
-| dp | scaler |  | FAILED |  |  |  |  |  |  |
-| ddp | fp32 | 2 | 4.0 s | 4,000 | 2.00x | 640 | 0.9700 | 3% |  |
-| ddp | autocast | 2 | 2.0 s | 8,000 | 4.00x | 640 | 0.9700 | 3% |  |
-| ddp | scaler |  | PENDING |  |  |  |  |  |  |
-
-Notes:
-
-1. input-bound: the device waits for its input more than 20% of the time, which hides what \
-parallelism and precision change
-
-- speed-up: images/s over those of none x fp32
-- RSS MiB: peak memory of the largest process
-- accuracy: on the test images, after the last epoch
-- -: not asked for (no record)
-
-Not completed:
-
-- dp x scaler, seed 0: FAILED, RuntimeError: bad \\| \\[red\\]x\\[/red\\] a_b 100% \\[RUN\\]
-"""
-
-
-def test_the_markdown_table_is_as_agreed(make_matrix: Make) -> None:
-    frame, problems = load(make_matrix(but=HOLES))
-    run = frame.loc[frame["status"] == "failed", "run_dir"].iloc[0]
-    made = markdown(compare(frame), problems, "python -P -m analysis matrix")
-    assert made.replace(markdown_escape(run), "RUN") == GOLDEN
+    assert main([str(tmp_path / "odd"), "--no-pictures"]) == 0
 
 
 def test_markdown_shows_text_as_it_is() -> None:
@@ -232,7 +193,8 @@ def test_latex_shows_text_as_it_is() -> None:
 def test_latex_tables_are_whole_whatever_the_records_hold(make_matrix: Make) -> None:
     evil = "no effect here: 100% of {x & y}_z $ # ~ ^ \\end{table}"
     sweep = make_matrix(settings={"model.name": "my_pkg.nets:b&w"}, notes=(evil,))
-    text = latex(compare(load(sweep)[0]), "python -P -m analysis x\nevil")
+    comparison = compare(load(sweep)[0])
+    text = latex(comparison, answer(comparison), "python -P -m analysis x\nevil")
     body = [line for line in text.splitlines() if not line.startswith("%")]
     assert sum(line == r"\end{table}" for line in body) == 1
     bare = re.sub(r"\\[{}%&_$#\\]", "", "\n".join(body))
@@ -249,7 +211,7 @@ def test_the_program_prints_and_writes_every_table(
     make_matrix: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = make_matrix(but=HOLES)
-    assert main([str(sweep)]) == 0
+    assert main([str(sweep), "--no-pictures"]) == 0
     printed = capsys.readouterr()
     assert "\x1b" not in printed.out
     assert printed.err == ""
@@ -260,12 +222,12 @@ def test_the_program_prints_and_writes_every_table(
         "comparison.md",
         "comparison.tex",
     ]
-    assert main([str(sweep)]) == 0  # the folder of tables is no run
+    assert main([str(sweep), "--no-pictures"]) == 0  # the folder of tables is no run
 
 
 def test_the_long_table_has_a_row_per_cell_with_its_reason(make_matrix: Make) -> None:
     sweep = make_matrix(but=HOLES)
-    main([str(sweep)])
+    main([str(sweep), "--no-pictures"])
     with (sweep / "tables" / "comparison.csv").open(newline="") as file:
         rows = {(row["parallel"], row["precision"]): row for row in csv.DictReader(file)}
     assert len(rows) == 9
@@ -284,7 +246,7 @@ def test_cells_csv_has_a_line_per_run_and_the_swept_axis(make_matrix: Make) -> N
         sweep = make_matrix(
             settings={"data.batch_size": batch}, overrides=(f"data.batch_size={batch}",), but=HOLES
         )
-    assert main([str(sweep)]) == 0
+    assert main([str(sweep), "--no-pictures"]) == 0
     tables = sweep / "tables"
     assert len((tables / "cells.csv").read_text().splitlines()) == 17
     cells = pd.read_csv(tables / "cells.csv", dtype_backend="numpy_nullable")
@@ -300,14 +262,14 @@ def test_bad_files_are_named_on_the_screen_and_the_exit_status_is_zero(
     sweep = make_run(status="failed").parent
     (sweep / "bad").mkdir()
     (sweep / "bad" / "record.json").write_text("{")
-    assert main([str(sweep)]) == 0
+    assert main([str(sweep), "--no-pictures"]) == 0
     assert f"Warning: {sweep / 'bad' / 'record.json'}: not a record" in capsys.readouterr().out
 
 
 def test_nothing_to_show_is_status_one_with_what_is_expected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(tmp_path / "nowhere")]) == 1
+    assert main([str(tmp_path / "nowhere"), "--no-pictures"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "no such directory" in printed.err
@@ -339,7 +301,7 @@ def test_a_baseline_that_is_not_there_is_wrong_usage(
 def test_the_baseline_option_reaches_the_tables(
     make_matrix: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(make_matrix()), "--baseline", "ddp, fp32"]) == 0
+    assert main([str(make_matrix()), "--baseline", "ddp, fp32", "--no-pictures"]) == 0
     assert "speed-up: images/s over those of ddp x fp32" in capsys.readouterr().out
 
 
@@ -348,7 +310,7 @@ def test_where_the_tables_cannot_be_written_they_are_printed_and_the_status_is_o
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("kept")
-    assert main([str(make_matrix()), "--out", str(blocked / "tables")]) == 1
+    assert main([str(make_matrix()), "--out", str(blocked / "tables"), "--no-pictures"]) == 1
     printed = capsys.readouterr()
     assert "9 of 9 cells completed" in printed.out
     assert f"could not be written to {blocked / 'tables'}" in printed.err
@@ -367,3 +329,90 @@ def test_it_runs_as_a_process_into_a_closed_pipe_and_without_unicode(make_matrix
     assert "Traceback" not in done.stderr
     assert "18 of 18 cells completed" in done.stdout
     assert (sweep / "tables" / "comparison.tex").exists()
+
+
+def test_verdicts_and_failures_have_colours_where_the_terminal_has(tmp_path: Path) -> None:
+    frame, problems = load(write_sweep(tmp_path, TRUTHS, 3))
+    comparison = compare(frame)
+    printed = io.StringIO()
+    to = Console(width=200, force_terminal=True, color_system="standard", file=printed)
+    terminal.show(comparison, answer(comparison), problems, to)
+    text = printed.getvalue()
+    assert "\x1b[32m" in next(line for line in text.splitlines() if "faster" in line)
+    assert "\x1b[31m" in next(line for line in text.splitlines() if "slower" in line)
+    assert "\x1b[1;31m" in next(
+        line for line in text.splitlines() if "FAILED" in line and "0/3" in line
+    )
+
+
+def test_the_answer_comes_before_the_tables(tmp_path: Path) -> None:
+    text = shown(120, write_sweep(tmp_path, TRUTHS, 3))
+    assert text.index("Fastest:") < text.index("Best trade-off:") < text.index("input wait")
+
+
+@pytest.mark.parametrize(
+    ("formats", "names"),
+    [
+        ("csv", ["cells.csv", "comparison.csv"]),
+        ("html,parquet", ["cells.parquet", "comparison.html"]),
+        ("md, tex", ["comparison.md", "comparison.tex"]),
+    ],
+)
+def test_the_formats_asked_for_are_written(
+    make_matrix: Make, formats: str, names: list[str]
+) -> None:
+    sweep = make_matrix(but=HOLES)
+    assert main([str(sweep), "--no-pictures", "--format", formats]) == 0
+    assert sorted(path.name for path in (sweep / "tables").iterdir()) == names
+
+
+def test_parquet_holds_the_rows_with_their_types(make_matrix: Make) -> None:
+    sweep = make_matrix(but=HOLES)
+    main([str(sweep), "--no-pictures", "--format", "parquet"])
+    cells = pd.read_parquet(sweep / "tables" / "cells.parquet")
+    pd.testing.assert_frame_equal(cells, load(sweep)[0])
+
+
+def test_an_unknown_format_is_wrong_usage_and_names_those_there_are(
+    make_run: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(make_run()), "--format", "xlsx"])
+    assert ended.value.code == 2
+    assert "there are: csv, parquet, md, tex, html" in capsys.readouterr().err
+
+
+def test_parquet_without_its_package_is_refused_before_any_work(
+    make_run: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        main([str(run), "--format", "parquet"])
+    assert ended.value.code == 2
+    assert "pip install 'amp-sweep[parquet]'" in capsys.readouterr().err
+
+
+def test_the_fragment_of_html_is_well_formed_and_escapes_what_records_hold(
+    make_matrix: Make,
+) -> None:
+    evil = "no effect here: <script>alert(1)</script> & --> <b>"
+    sweep = make_matrix(but=HOLES, notes=(evil,), settings={"model.name": "a:<i>"})
+    frame, problems = load(sweep)
+    comparison = compare(frame)
+    made = html(comparison, answer(comparison), problems, "analysis --> <x>")
+    tree = ElementTree.fromstring(f"<body>{made}</body>")  # XML: every tag closed, once
+    assert {element.tag for element in tree.iter()} <= {
+        *("body", "section", "h2", "p", "ul", "li", "b"),
+        *("table", "thead", "tbody", "tr", "th", "td"),
+    }
+    rows = tree.findall("section/table/tbody/tr")
+    assert len(rows) == 9
+    assert any("<script>alert(1)</script>" in (p.text or "") for p in tree.iter("p"))
+
+
+def test_pictures_and_the_page_are_written_unless_refused(make_matrix: Make) -> None:
+    sweep = make_matrix(but=HOLES)
+    assert main([str(sweep)]) == 0
+    there = {path.name for path in (sweep / "tables").iterdir()}
+    assert {"report.html", "pictures"} <= there

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -16,27 +17,18 @@ import torch
 
 from amp_sweep import record
 from amp_sweep.record import Record
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, wait_for
 
 FAULTY = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=3")
+STEPS = 29  # in an epoch of the digits
 ENDS_WITHIN_S = 10.0
+
+MakeCommandLine = Callable[[Path], CommandLine]
 
 
 @pytest.fixture
 def faulty(command: CommandLine) -> Iterator[CommandLine]:
-    shutil.copy(Path(__file__).with_name("faults.py"), command.folder / "faults.py")
-    yield command
-
-
-def with_environment(command: CommandLine, **variables: str) -> CommandLine:
-    return CommandLine(command.folder, {**command.environment, **variables})
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+    yield command.with_faults()
 
 
 def progress(command: CommandLine) -> str:
@@ -59,33 +51,74 @@ def group_members(group: int) -> list[int]:
     return members
 
 
-def final_weights(command: CommandLine, name: str = "matrix") -> dict[str, torch.Tensor]:
-    (path,) = (command.folder / "outputs" / name).glob("*/checkpoints/final.pt")
-    state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["weights"]
-    return state
+@dataclass(frozen=True)
+class Whole:
+    """Cells that were trained without interruption."""
+
+    folder: Path
+
+    def run_dir(self, parallel: str, devices: str, scheduler: str) -> Path:
+        for path in record.find(self.folder / "outputs" / "matrix"):
+            asked = record.read(path).config
+            ranks = str(asked["parallel"]["devices"]) if parallel == "ddp" else devices
+            found = (asked["parallel"]["name"], ranks, asked["scheduler"]["name"])
+            if found == (parallel, devices, scheduler):
+                return path.parent
+        raise AssertionError("not among those that were trained")
 
 
-def only_record(command: CommandLine, name: str = "matrix") -> Record:
-    (found,) = command.records(name).values()
-    return found
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, make_command_line: MakeCommandLine) -> Whole:
+    command = make_command_line(tmp_path_factory.mktemp("whole")).with_faults()
+    schedulers = "scheduler=cosine,plateau"
+    for cells in (("parallel=none",), ("parallel=ddp", "parallel.devices=2,3")):
+        run = command.train("-m", *cells, schedulers, *FAULTY)
+        assert run.code == 0, run.text
+    return Whole(command.folder)
 
 
-def assert_equal_to_uninterrupted(command: CommandLine, *overrides: str) -> None:
-    """Train the same cell without interruption, under another name, and compare all bits."""
-    assert command.train(*overrides, "name=whole").code == 0
-    whole, resumed = final_weights(command, "whole"), final_weights(command)
-    assert whole.keys() == resumed.keys()
-    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
-    one, other = only_record(command, "whole"), only_record(command)
+def assert_as_uninterrupted(
+    command: CommandLine,
+    whole: Whole,
+    parallel: str = "none",
+    devices: str = "1",
+    scheduler: str = "cosine",
+    cell: str = "",
+) -> None:
+    """All bits of the weights, every loss and every accuracy are those of a run in one piece."""
+    reference = whole.run_dir(parallel, devices, scheduler)
+    (path,) = command.folder.glob(f"outputs/matrix/{cell}*/record.json")
+    here = path.parent
+    weights, expected = (
+        torch.load(folder / "checkpoints" / "final.pt", weights_only=True)["weights"]
+        for folder in (here, reference)
+    )
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[key], expected[key]) for key in expected)
+    rows, others = (record.read(folder / "record.json").epochs for folder in (here, reference))
     timed = ("train_time_s", "images_per_s")
-    for row, again in zip(one.epochs, other.epochs, strict=True):
+    for row, other in zip(rows, others, strict=True):
         assert {k: v for k, v in row.items() if k not in timed} == {
-            k: v for k, v in again.items() if k not in timed
+            k: v for k, v in other.items() if k not in timed
         }
-    steps = [
-        next(command.folder.glob(f"outputs/{name}/*/steps.csv")) for name in ("whole", "matrix")
+    assert (here / "steps.csv").read_text() == (reference / "steps.csv").read_text()
+
+
+def pid_of_rank(command: CommandLine, rank: int) -> int:
+    text = next(command.folder.rglob(f"rank{rank}.ending.json")).read_text()
+    found = re.search(r'"pid": (\d+)', text)
+    assert found
+    return int(found.group(1))
+
+
+def pid_of_agent(command: CommandLine, launcher: int) -> int:
+    """The process that starts the ranks: what else the forkserver has forked."""
+    ranks = {pid_of_rank(command, 0), pid_of_rank(command, 1)}
+    grandchildren = [
+        process.pid for child in psutil.Process(launcher).children() for process in child.children()
     ]
-    assert steps[0].read_text() == steps[1].read_text()
+    (agent,) = set(grandchildren) - ranks
+    return agent
 
 
 WORLDS = [
@@ -98,10 +131,10 @@ WORLDS = [
 
 @pytest.mark.parametrize(("parallel", "devices", "how"), WORLDS)
 def test_ctrl_c_saves_and_the_next_command_ends_with_the_same_weights(
-    faulty: CommandLine, parallel: str, devices: str, how: str
+    faulty: CommandLine, whole: Whole, parallel: str, devices: str, how: str
 ) -> None:
     cell = (f"parallel={parallel}", f"parallel.devices={devices}", *FAULTY, "scheduler=plateau")
-    process = with_environment(faulty, SLOW="0.05").popen(*cell)
+    process = faulty.with_environment(SLOW="0.05").popen(*cell)
     wait_for(past_first_epoch(faulty))
     started = time.monotonic()
     if how == "ctrl-c":
@@ -113,32 +146,44 @@ def test_ctrl_c_saves_and_the_next_command_ends_with_the_same_weights(
     assert process.returncode == 130, out
     assert "INTERRUPTED" in out
     wait_for(lambda: not group_members(process.pid), 5)
-    stopped = only_record(faulty)
+    stopped = faulty.only_record()
     assert stopped.status == record.INTERRUPTED
     assert (next(faulty.folder.rglob("last.pt"))).exists()
 
     again = faulty.train(*cell)
     assert again.code == 0, again.text
-    done = only_record(faulty)
+    done = faulty.only_record()
     assert done.status == record.COMPLETED
     assert [segment["from_epoch"] for segment in done.segments] == [0, 1]
     assert list(faulty.folder.rglob("last.pt")) == []
-    assert_equal_to_uninterrupted(faulty, *cell)
+    assert_as_uninterrupted(faulty, whole, parallel, devices, "plateau")
 
 
-@pytest.mark.parametrize("victim", ["rank", "sweep", "group"])
+def test_ranks_that_are_told_to_stop_one_after_the_other_save_all_the_same(
+    faulty: CommandLine,
+) -> None:
+    process = faulty.with_environment(SLOW="0.2").popen("parallel=ddp", *FAULTY)
+    wait_for(lambda: re.search(r'"step": [1-9]', progress(faulty)))
+    os.kill(pid_of_rank(faulty, 1), signal.SIGUSR1)
+    time.sleep(1.5)  # in which rank 0 would wait for rank 1 in a step's midst
+    os.kill(pid_of_rank(faulty, 0), signal.SIGUSR1)
+    out, _ = process.communicate(timeout=30)
+    assert faulty.only_record().status == record.INTERRUPTED, out
+    assert list(faulty.folder.rglob("last.pt"))
+
+
+@pytest.mark.parametrize("victim", ["rank", "agent", "sweep", "group"])
 def test_after_a_kill_the_next_command_resumes_from_the_last_checkpoint(
-    faulty: CommandLine, victim: str
+    faulty: CommandLine, whole: Whole, victim: str
 ) -> None:
     cell = ("parallel=ddp", "parallel.devices=2", *FAULTY, "checkpoint.every_steps=4")
-    process = with_environment(faulty, SLOW="0.05").popen(*cell)
+    process = faulty.with_environment(SLOW="0.05").popen(*cell)
     wait_for(past_first_epoch(faulty))
     started = time.monotonic()
     if victim == "rank":
-        ending = next(faulty.folder.rglob("rank1.ending.json")).read_text()
-        found = re.search(r'"pid": (\d+)', ending)
-        assert found
-        os.kill(int(found.group(1)), signal.SIGKILL)
+        os.kill(pid_of_rank(faulty, 1), signal.SIGKILL)
+    elif victim == "agent":
+        os.kill(pid_of_agent(faulty, process.pid), signal.SIGKILL)
     elif victim == "sweep":
         os.kill(process.pid, signal.SIGKILL)
     else:
@@ -146,23 +191,25 @@ def test_after_a_kill_the_next_command_resumes_from_the_last_checkpoint(
     out, _ = process.communicate(timeout=30)
     wait_for(lambda: not group_members(process.pid), ENDS_WITHIN_S)
     assert time.monotonic() - started < ENDS_WITHIN_S
-    if victim == "rank":
-        failed = only_record(faulty)
+    if victim in ("rank", "agent"):
+        failed = faulty.only_record()
         assert process.returncode == 1
         assert failed.status == record.FAILED
         assert failed.error is not None
-        assert (failed.error["rank"], failed.error["exitcode"]) == (1, -9)
-        assert "rank 1 was killed by SIGKILL" in out
+        if victim == "rank":
+            assert (failed.error["rank"], failed.error["exitcode"]) == (1, -9)
+        who = "rank 1" if victim == "rank" else "the process that starts the ranks"
+        assert f"{who} was killed by SIGKILL" in out
     else:
         status = faulty("amp_sweep.status", "outputs/matrix")
         assert "interrupted" in status.out and status.code == 1
 
     again = faulty.train(*cell)
     assert again.code == 0, again.text
-    assert len(only_record(faulty).segments) == 2
+    assert len(faulty.only_record().segments) == 2
     log = next(faulty.folder.rglob("train.log")).read_text()
     assert re.search(r"resumed at epoch \d, step \d+", log)
-    assert_equal_to_uninterrupted(faulty, *cell)
+    assert_as_uninterrupted(faulty, whole, "ddp", "2")
 
 
 ENDINGS = [
@@ -176,53 +223,71 @@ ENDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "status", "said"), ENDINGS, ids=[e[0] for e in ENDINGS])
-@pytest.mark.parametrize("parallel", ["none", "ddp"])
-def test_whatever_ends_a_rank_ends_its_cell_with_the_right_status_and_the_sweep_goes_on(
-    faulty: CommandLine, parallel: str, fault: str, status: str, said: str
-) -> None:
-    rank = 1 if parallel == "ddp" else 0
-    # The fault strikes in the second epoch's steps of seed 0 only: seed 1 is too short for it.
-    command = with_environment(faulty, FAULT=f"{fault}:{rank}:{29 + 5}")
-    process = command.popen(
-        "-m",
-        f"parallel={parallel}",
-        "epochs=2,1",
-        *FAULTY[:-1],
-        "launch.stall_timeout_s=6",
+@dataclass(frozen=True)
+class Endings:
+    """A sweep in which every seed but the last fails in a way of its own, on one rank."""
+
+    records: dict[int, Record]  # by seed
+    out: str
+    rank: int
+
+
+@pytest.fixture(scope="module", params=["none", "ddp"])
+def endings(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    make_command_line: MakeCommandLine,
+) -> Endings:
+    command = make_command_line(tmp_path_factory.mktemp("endings")).with_faults()
+    rank = 1 if request.param == "ddp" else 0
+    # In the second epoch's steps.
+    faults = [f"{kind}:{rank}:{STEPS + 5}:{seed}" for seed, (kind, _, _) in enumerate(ENDINGS)]
+    seeds = ",".join(str(seed) for seed in range(len(ENDINGS) + 1))
+    cells = (f"parallel={request.param}", f"seed={seeds}", *FAULTY[:-1], "epochs=2")
+    process = command.with_environment(FAULT=",".join(faults)).popen(
+        "-m", *cells, "launch.stall_timeout_s=6"
     )
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=150)
     assert process.returncode == 1, out
     wait_for(lambda: not group_members(process.pid), 5)
-    by_epochs = {
-        found.config["epochs"]: found
-        for found in map(record.read, record.find(faulty.folder / "outputs" / "matrix"))
-    }
-    assert by_epochs[1].status == record.COMPLETED
-    broken = by_epochs[2]
+    records = {found.cell["seed"]: found for found in command.records().values()}
+    return Endings(records, out, rank)
+
+
+@pytest.mark.parametrize(("fault", "status", "said"), ENDINGS, ids=[e[0] for e in ENDINGS])
+def test_whatever_ends_a_rank_ends_its_cell_with_the_right_status(
+    endings: Endings, fault: str, status: str, said: str
+) -> None:
+    broken = endings.records[[kind for kind, _, _ in ENDINGS].index(fault)]
     assert broken.status == status, broken.error
     assert broken.error is not None
     if fault != "hangs":
-        assert broken.error["rank"] == rank
+        assert broken.error["rank"] == endings.rank
     assert said in f"{broken.error['type']}: {broken.error['message']}"
-    assert said in out
+    assert said in endings.out
+    assert broken.segments[-1]["wall_s"] < 2 * ENDS_WITHIN_S  # the training before it, too
     if fault == "raises":
         assert 'raise ValueError("planted")' in broken.error["traceback"]
-        assert 'raise ValueError("planted")' in out
+        assert 'raise ValueError("planted")' in endings.out
+
+
+def test_the_sweep_goes_on_after_each_of_them(endings: Endings) -> None:
+    assert sorted(endings.records) == list(range(len(ENDINGS) + 1))
+    assert endings.records[len(ENDINGS)].status == record.COMPLETED
 
 
 def test_a_rank_whose_weights_drift_apart_is_named(faulty: CommandLine) -> None:
-    command = with_environment(faulty, FAULT="drifts:1:5")
+    command = faulty.with_environment(FAULT="drifts:1:5")
     run = command.train("parallel=ddp", *FAULTY)
     assert run.code == 1
-    failed = only_record(faulty)
+    failed = faulty.only_record()
     assert failed.status == record.FAILED
     assert failed.error is not None and failed.error["rank"] == 1
     assert "rank 1 differs from rank 0" in failed.error["message"]
 
 
 def test_ctrl_c_in_a_sweep_keeps_what_is_done_and_starts_no_other(faulty: CommandLine) -> None:
-    process = with_environment(faulty, SLOW="0.02").popen("-m", "seed=0,1,2", *FAULTY)
+    process = faulty.with_environment(SLOW="0.02").popen("-m", "seed=0,1,2", *FAULTY)
     wait_for(lambda: list(faulty.folder.glob("outputs/matrix/none-fp32-s1-*/progress.json")))
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=30)
@@ -234,7 +299,7 @@ def test_ctrl_c_in_a_sweep_keeps_what_is_done_and_starts_no_other(faulty: Comman
 
 
 def test_a_second_ctrl_c_ends_at_once(faulty: CommandLine) -> None:
-    process = with_environment(faulty, SLOW="20").popen(*FAULTY)
+    process = faulty.with_environment(SLOW="20").popen(*FAULTY)
     wait_for(lambda: progress(faulty))
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(0.5)
@@ -243,7 +308,7 @@ def test_a_second_ctrl_c_ends_at_once(faulty: CommandLine) -> None:
     process.communicate(timeout=30)
     assert time.monotonic() - started < 5
     assert process.returncode == 130
-    assert only_record(faulty).status == record.INTERRUPTED
+    assert faulty.only_record().status == record.INTERRUPTED
     wait_for(lambda: not group_members(process.pid), 5)
 
 
@@ -256,7 +321,7 @@ def test_two_sweeps_started_together_train_each_cell_once(faulty: CommandLine, w
     if prefix and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a host name of its own needs root")
     cells = ("-m", "seed=0,1,2", *FAULTY)
-    slow = with_environment(faulty, SLOW="0.02")
+    slow = faulty.with_environment(SLOW="0.02")
     processes = [slow.popen(*cells), slow.popen(*cells, prefix=prefix)]
     outs = [process.communicate(timeout=120)[0] for process in processes]
     # The one that is done first cannot wait for the other: it says who trains what is left.
@@ -273,7 +338,7 @@ def test_two_sweeps_started_together_train_each_cell_once(faulty: CommandLine, w
 
 
 def test_while_a_cell_runs_nothing_listens_beyond_the_loopback(faulty: CommandLine) -> None:
-    command = with_environment(faulty, FAULT="lists_sockets:1:5")
+    command = faulty.with_environment(FAULT="lists_sockets:1:5")
     process = command.popen("parallel=ddp", *FAULTY)
     process.communicate(timeout=60)
     assert process.returncode == 0
@@ -287,11 +352,26 @@ def test_while_a_cell_runs_nothing_listens_beyond_the_loopback(faulty: CommandLi
     assert set(listening) <= {"0100007F", "00000000000000000000000001000000"}
 
 
+def test_a_command_imports_torch_once_and_not_in_its_own_process(faulty: CommandLine) -> None:
+    process = faulty.with_environment(SLOW="1").popen("parallel=ddp", *FAULTY)
+    wait_for(lambda: progress(faulty))
+    text = Path(f"/proc/{process.pid}/maps").read_text()
+    members = {pid: psutil.Process(pid) for pid in group_members(process.pid)}
+    with_torch = {p for p in members if "libtorch" in Path(f"/proc/{p}/maps").read_text()}
+    parents = {members[pid].ppid() for pid in with_torch}
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert "libtorch" not in text
+    # The forkserver has it; the agent and the two ranks are its copies.
+    assert len(with_torch) == 4
+    assert len(with_torch & parents) == 1 and process.pid in parents
+
+
 def test_a_diverged_run_says_where_and_is_kept(faulty: CommandLine) -> None:
     cell = ("optimizer=sgd", "optimizer.lr=1e30", "guard.nonfinite_steps=3", *FAULTY)
     run = faulty.train(*cell)
     assert run.code == 1
-    diverged = only_record(faulty)
+    diverged = faulty.only_record()
     assert diverged.status == record.DIVERGED
     assert diverged.error is not None
     assert re.search(r"3 non-finite losses in a row, up to step \d+", diverged.error["message"])
@@ -299,7 +379,7 @@ def test_a_diverged_run_says_where_and_is_kept(faulty: CommandLine) -> None:
     again = faulty.train(*cell)
     assert again.code == 1
     assert "skipped, diverged before" in again.out
-    assert only_record(faulty).segments == diverged.segments
+    assert faulty.only_record().segments == diverged.segments
 
 
 def test_a_collapsed_scale_is_a_divergence(faulty: CommandLine) -> None:
@@ -313,14 +393,16 @@ def test_a_collapsed_scale_is_a_divergence(faulty: CommandLine) -> None:
         *FAULTY,
     )
     assert run.code == 1
-    diverged = only_record(faulty)
+    diverged = faulty.only_record()
     assert diverged.status == record.DIVERGED
     assert diverged.error is not None and "guard.min_scale=0.9" in diverged.error["message"]
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(faulty: CommandLine) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    faulty: CommandLine, whole: Whole
+) -> None:
     cell = ("checkpoint.every_steps=4", *FAULTY)
-    process = with_environment(faulty, SLOW="0.05").popen(*cell)
+    process = faulty.with_environment(SLOW="0.05").popen(*cell)
     wait_for(past_first_epoch(faulty))
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=30)
@@ -331,12 +413,12 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(faulty: Comman
     last.write_bytes(content)
     again = faulty.train(*cell)
     assert again.code == 0, again.text
-    assert any("last.pt" in note and "damaged" in note for note in only_record(faulty).notes)
-    assert_equal_to_uninterrupted(faulty, *cell)
+    assert any("last.pt" in note and "damaged" in note for note in faulty.only_record().notes)
+    assert_as_uninterrupted(faulty, whole)
 
 
 def test_a_run_directory_deleted_in_mid_run_fails_that_cell_only(faulty: CommandLine) -> None:
-    process = with_environment(faulty, SLOW="0.02").popen("-m", "seed=0,1", *FAULTY)
+    process = faulty.with_environment(SLOW="0.02").popen("-m", "seed=0,1", *FAULTY)
     wait_for(lambda: progress(faulty))
     shutil.rmtree(next(faulty.folder.glob("outputs/matrix/none-fp32-s0-*")))
     out, _ = process.communicate(timeout=60)
@@ -347,7 +429,7 @@ def test_a_run_directory_deleted_in_mid_run_fails_that_cell_only(faulty: Command
 
 @pytest.mark.parametrize("fault", ["full", "read-only"])
 def test_a_full_or_read_only_disk_fails_the_cell_and_keeps_the_last_checkpoint(
-    faulty: CommandLine, fault: str
+    faulty: CommandLine, whole: Whole, fault: str
 ) -> None:
     disk = faulty.folder / "outputs"
     disk.mkdir()
@@ -360,7 +442,7 @@ def test_a_full_or_read_only_disk_fails_the_cell_and_keeps_the_last_checkpoint(
         pytest.skip("mounting a small file system needs root")
     try:
         cell = ("checkpoint.every_steps=4", "track=none", *FAULTY)
-        process = with_environment(faulty, SLOW="0.1").popen(*cell)
+        process = faulty.with_environment(SLOW="0.1").popen(*cell)
         wait_for(lambda: list(faulty.folder.rglob("last.pt")))
         if fault == "full":
             fill(disk)
@@ -378,7 +460,7 @@ def test_a_full_or_read_only_disk_fails_the_cell_and_keeps_the_last_checkpoint(
         assert again.code == 0, again.text
         log = next(faulty.folder.rglob("train.log")).read_text()
         assert "resumed at" in log
-        assert_equal_to_uninterrupted(faulty, *cell)
+        assert_as_uninterrupted(faulty, whole)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -399,6 +481,61 @@ def remount(disk: Path, mode: str) -> None:
     wait_for(tried, 20)
 
 
+WITHOUT_OVERRIDE = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+
+
+def obeying_permissions() -> tuple[str, ...]:
+    """What to put before a command so that it obeys file permissions; skips where there is none."""
+    if os.geteuid() != 0:
+        return ()
+    can = (
+        shutil.which("setpriv")
+        and not subprocess.run(
+            [*WITHOUT_OVERRIDE, "true"], capture_output=True, check=False
+        ).returncode
+    )
+    if not can:
+        pytest.skip("root ignores permissions, and setpriv cannot take that from it here")
+    return WITHOUT_OVERRIDE
+
+
+def set_mode(folder: Path, mode: int) -> None:
+    for path in (folder, folder / "checkpoints"):
+        path.chmod(mode)
+
+
+def test_a_permission_lost_in_mid_run_fails_that_cell_and_keeps_the_last_checkpoint(
+    faulty: CommandLine, whole: Whole
+) -> None:
+    prefix = obeying_permissions()
+    cells = ("-m", "seed=0,1", "checkpoint.every_steps=4", "track=none", *FAULTY)
+    process = faulty.with_environment(SLOW="0.05").popen(*cells, prefix=prefix)
+    wait_for(past_first_epoch(faulty))
+    folder = faulty.run_dir("none-fp32-s0")
+    set_mode(folder, 0o555)
+    try:
+        out, _ = process.communicate(timeout=60)
+    finally:
+        set_mode(folder, 0o755)
+    assert process.returncode == 1, out
+    assert "seed 0" in out and "Permission denied" in out
+    assert faulty.records()["none-fp32-s1"].status == record.COMPLETED
+    again = faulty.train(*cells)
+    assert again.code == 0, again.text
+    assert "resumed at" in (folder / "train.log").read_text()
+    assert_as_uninterrupted(faulty, whole, cell="none-fp32-s0")
+
+
+def test_where_nothing_may_be_written_the_sweep_is_refused(faulty: CommandLine) -> None:
+    prefix = obeying_permissions()
+    outputs = faulty.folder / "outputs"
+    outputs.mkdir(mode=0o555)
+    process = faulty.popen(*FAULTY, prefix=prefix)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "cannot write to" in out and "Permission denied" in out and "Traceback" not in out
+
+
 def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_oom(faulty: CommandLine) -> None:
     root = Path("/sys/fs/cgroup")
     if (root / "cgroup.controllers").exists():
@@ -414,11 +551,11 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_oom(faulty: CommandL
             pytest.skip("cgroups here have no memory controller")
         (group / limit).write_text(str(1500 * 2**20))
         limited = ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
-        command = with_environment(faulty, FAULT="eats_memory:0:5")
+        command = faulty.with_environment(FAULT="eats_memory:0:5")
         process = command.popen(*FAULTY, prefix=limited)
         out, _ = process.communicate(timeout=90)
         assert process.returncode == 1, out
-        failed = only_record(faulty)
+        failed = faulty.only_record()
         assert failed.status == record.OOM, failed.error
         assert failed.error is not None and "for want of memory" in failed.error["message"]
     finally:
@@ -432,15 +569,13 @@ def group_processes(group: Path) -> list[str]:
 
 LEAVES_NO_TRACE = """
 import os, signal, sys
-from amp_sweep import forkserver
 from hydra import compose, initialize_config_dir
 from amp_sweep import config
 
 def mine(*_): pass
 
 if __name__ == "__main__":
-    forkserver.start()
-    from amp_sweep import sweep
+    from amp_sweep import cells, sweep
     config.register()
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = compose("config", overrides=sys.argv[1:])
@@ -448,7 +583,7 @@ if __name__ == "__main__":
     for number in numbers:
         signal.signal(number, mine)
     before = dict(os.environ)
-    code = sweep.run([sweep.Cell(config.resolve(composed), ())])
+    code = sweep.run([cells.Cell(config.resolve(composed), ())])
     assert code == 0
     assert {signal.getsignal(number) for number in numbers} == {mine}
     assert dict(os.environ) == before

@@ -16,18 +16,16 @@ import pytest
 import torch
 
 from amp_sweep import record
-from amp_sweep.record import Record
 from tests.conftest import CommandLine
 
 SCRIPT = Path(__file__).with_name("cluster.sh")
-NETS = Path(__file__).with_name("nets.py")
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare")
 SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 # AlexNet is slow where ten jobs share two cores: a small network of the tests' own.
 TINY = (
     "device=cpu",
-    "model.name=nets:Net",
+    "model.name=faults:Net",
     "data.image_size=16",
     "data.batch_size=48",
     "track=none",
@@ -119,8 +117,7 @@ def make_submitting(
     cluster: Cluster, make_command_line: Callable[[Path], CommandLine]
 ) -> Callable[[Path], CommandLine]:
     def make(folder: Path) -> CommandLine:
-        plain = make_command_line(folder)
-        shutil.copy(NETS, folder / "nets.py")
+        plain = make_command_line(folder).with_faults()
         names = ("PATH", "SLURM_CONF")
         more = {name: cluster.environment[name] for name in names}
         kept = {k: v for k, v in plain.environment.items() if not k.startswith("SLURM_")}
@@ -135,24 +132,8 @@ def submitting(tmp_path: Path, make_submitting: Callable[[Path], CommandLine]) -
     return make_submitting(tmp_path)
 
 
-def with_environment(command: CommandLine, **variables: str) -> CommandLine:
-    return CommandLine(command.folder, {**command.environment, **variables})
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
-
-
-def only_record(command: CommandLine, name: str = "matrix") -> Record:
-    (found,) = command.records(name).values()
-    return found
-
-
 def job_id(command: CommandLine) -> str:
-    return str(only_record(command).environment["slurm_job_ids"][-1])
+    return str(command.only_record().environment["slurm_job_ids"][-1])
 
 
 def is_training(command: CommandLine) -> bool:
@@ -166,12 +147,6 @@ def epochs_done(command: CommandLine) -> int:
     return len(found[0].epochs) if found else 0
 
 
-def weights(command: CommandLine, name: str) -> dict[str, torch.Tensor]:
-    (path,) = command.folder.glob(f"outputs/{name}/*/checkpoints/final.pt")
-    state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["weights"]
-    return state
-
-
 @pytest.fixture(scope="session")
 def uninterrupted(
     tmp_path_factory: pytest.TempPathFactory, make_submitting: Callable[[Path], CommandLine]
@@ -179,26 +154,26 @@ def uninterrupted(
     """SLOW_CELL, trained here without interruption and without SLURM."""
     command = make_submitting(tmp_path_factory.mktemp("whole"))
     # The cores that a job is given decide over threads, and so over the last bits.
-    run = with_environment(command, SLURM_CPUS_PER_TASK="2").train(*SLOW_CELL)
+    run = command.with_environment(SLURM_CPUS_PER_TASK="2").train(*SLOW_CELL)
     assert run.code == 0, run.text
     return command
 
 
 def assert_same_weights(command: CommandLine, uninterrupted: CommandLine) -> None:
-    whole, resumed = weights(uninterrupted, "matrix"), weights(command, "matrix")
+    whole, resumed = uninterrupted.final_weights(), command.final_weights()
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
 
 def detached(command: CommandLine, *overrides: str, slow: str = "0.1") -> str:
     """Submit without waiting; what was printed."""
-    run = with_environment(command, SLOW=slow).train(*SLURM, "launch.wait=false", *overrides)
+    run = command.with_environment(SLOW=slow).train(*SLURM, "launch.wait=false", *overrides)
     assert run.code == 0, run.text
     return run.out
 
 
 # Of the array in the background, with two cells each. A cell costs some seconds of a core.
-ARRAY_SEEDS = 6
+ARRAY_SEEDS = 25
 
 
 class Background:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from amp_sweep import record
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, wait_for
 from tests.slurm.conftest import (
     SLOW_CELL,
     SLURM,
@@ -21,9 +21,6 @@ from tests.slurm.conftest import (
     epochs_done,
     is_training,
     job_id,
-    only_record,
-    wait_for,
-    with_environment,
 )
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -34,7 +31,7 @@ SPARE = ("hydra.launcher.partition=spare",)
 def test_a_detached_sweep_is_followed_by_status_cancelled_and_resumed(
     cluster: Cluster, submitting: CommandLine, uninterrupted: CommandLine
 ) -> None:
-    out = detached(submitting, *SLOW_CELL, slow="0.4")
+    out = detached(submitting, *SLOW_CELL, slow="0.3")
     assert "python -m amp_sweep.status" in out and "python -P -m analysis" in out
     (cancel,) = (line.split(":")[1].split() for line in out.splitlines() if "to cancel" in line)
     wait_for(lambda: epochs_done(submitting) >= 1)
@@ -46,14 +43,14 @@ def test_a_detached_sweep_is_followed_by_status_cancelled_and_resumed(
     assert "already submitted" in detached(submitting, *SLOW_CELL)
 
     cluster(*cancel)
-    wait_for(lambda: only_record(submitting).status == record.INTERRUPTED, 15)
+    wait_for(lambda: submitting.only_record().status == record.INTERRUPTED, 15)
     wait_for(lambda: cluster.states(cancel[1]) == ["CANCELLED"], 20)
     assert list(submitting.folder.rglob("last.pt"))
     assert "interrupted" in submitting("amp_sweep.status", "outputs/matrix").out
 
     again = submitting.train(*SLURM, *SLOW_CELL)
     assert again.code == 0, again.text
-    done = only_record(submitting)
+    done = submitting.only_record()
     assert [segment["from_epoch"] > 0 for segment in done.segments] == [False, True]
     assert len(done.environment["slurm_job_ids"]) == 2
     assert_same_weights(submitting, uninterrupted)
@@ -62,7 +59,7 @@ def test_a_detached_sweep_is_followed_by_status_cancelled_and_resumed(
 def test_ctrl_c_while_waiting_leaves_the_jobs_and_says_how_to_cancel_them(
     cluster: Cluster, submitting: CommandLine
 ) -> None:
-    process = with_environment(submitting, SLOW="0.2").popen(*SLURM, *SLOW_CELL)
+    process = submitting.with_environment(SLOW="0.2").popen(*SLURM, *SLOW_CELL)
     wait_for(lambda: is_training(submitting))
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=20)
@@ -70,14 +67,14 @@ def test_ctrl_c_while_waiting_leaves_the_jobs_and_says_how_to_cancel_them(
     job = cluster("squeue", "-h", "-o", "%i", "-j", job_id(submitting)).strip()
     assert "go on" in out and f"scancel {job}" in out
     assert cluster.states(job) == ["RUNNING"]
-    assert only_record(submitting).status == record.RUNNING
+    assert submitting.only_record().status == record.RUNNING
     cluster("scancel", job)
 
 
 def test_a_killed_job_is_a_failed_cell_and_the_sweep_ends(
     cluster: Cluster, submitting: CommandLine
 ) -> None:
-    process = with_environment(submitting, SLOW="0.2").popen(*SLURM, *SLOW_CELL)
+    process = submitting.with_environment(SLOW="0.2").popen(*SLURM, *SLOW_CELL)
     wait_for(lambda: is_training(submitting))
     victims = processes_of(job_id(submitting))
     assert len(victims) >= 3
@@ -85,7 +82,7 @@ def test_a_killed_job_is_a_failed_cell_and_the_sweep_ends(
         os.kill(pid, signal.SIGKILL)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 1, out
-    failed = only_record(submitting)
+    failed = submitting.only_record()
     assert failed.status == record.FAILED and failed.error is not None
     assert "ended in the middle of its run" in failed.error["message"]
     assert "FAILED" in out and "0 of 1 cell completed" in out
@@ -108,7 +105,7 @@ def processes_of(job: str, name: str = "python") -> list[int]:
 def test_a_job_that_never_begins_with_its_cell_is_a_failed_cell(submitting: CommandLine) -> None:
     run = submitting.train(*SLURM, *TINY, "hydra.launcher.setup=[exit 3]")
     assert run.code == 1, run.text
-    failed = only_record(submitting)
+    failed = submitting.only_record()
     assert failed.status == record.FAILED and failed.error is not None
     assert "ended before it began" in failed.error["message"]
 
@@ -141,8 +138,8 @@ def test_a_preempted_job_saves_requeues_and_ends_with_the_same_weights(
         ["srun", "-p", "urgent", "--exclusive", "sleep", "1"], env=cluster.environment
     )
     assert urgent.wait(60) == 0
-    wait_for(lambda: only_record(submitting).status == record.COMPLETED)
-    done = only_record(submitting)
+    wait_for(lambda: submitting.only_record().status == record.COMPLETED)
+    done = submitting.only_record()
     assert [segment["from_epoch"] > 0 for segment in done.segments] == [False, True]
     assert {segment["slurm_job_id"] for segment in done.segments} == {job}
     assert_same_weights(submitting, uninterrupted)
@@ -152,7 +149,7 @@ def test_a_node_that_stops_in_mid_run_gives_its_cell_back_to_the_queue(
     cluster: Cluster, submitting: CommandLine, uninterrupted: CommandLine
 ) -> None:
     saving = ("checkpoint.every_steps=5",)
-    process = with_environment(submitting, SLOW="0.1").popen(*SLURM, *SLOW_CELL, *SPARE, *saving)
+    process = submitting.with_environment(SLOW="0.1").popen(*SLURM, *SLOW_CELL, *SPARE, *saving)
     wait_for(lambda: epochs_done(submitting) >= 1)
     job = job_id(submitting)
     cluster.script("stop-node", "n3")
@@ -162,7 +159,7 @@ def test_a_node_that_stops_in_mid_run_gives_its_cell_back_to_the_queue(
     cluster.script("start-node", "n3")
     out, _ = process.communicate(timeout=90)
     assert process.returncode == 0, out
-    done = only_record(submitting)
+    done = submitting.only_record()
     assert done.status == record.COMPLETED
     assert len(done.segments) == 2
     assert "resumed at" in next(submitting.folder.rglob("train.log")).read_text()
@@ -180,12 +177,12 @@ def test_each_rank_sees_the_gpus_that_slurm_gave_its_job(
     folder.mkdir()
     # Two jobs of one GPU share a node, beside each other; then one job of two.
     one = ("parallel=none", "seed=0,1", "epochs=1", *TINY, *SPARE, "hydra.launcher.gpus_per_node=1")
-    run = with_environment(submitting, SEEN=str(folder), SLOW="0.3").train(*SLURM, *one)
+    run = submitting.with_environment(SEEN=str(folder), SLOW="0.3").train(*SLURM, *one)
     assert run.code == 0, run.text
     assert sorted(seen(folder).values()) == ["0", "1"]
     for path in folder.iterdir():
         path.unlink()
     two = ("parallel=ddp", "epochs=1", *TINY, *SPARE, "hydra.launcher.gpus_per_node=2")
-    run = with_environment(submitting, SEEN=str(folder)).train(*SLURM, *two)
+    run = submitting.with_environment(SEEN=str(folder)).train(*SLURM, *two)
     assert run.code == 0, run.text
     assert list(seen(folder).values()) == ["0,1", "0,1"]

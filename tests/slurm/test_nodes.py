@@ -1,24 +1,16 @@
 """Cells over two nodes, and an array of many."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from amp_sweep import record
-from tests.conftest import CommandLine
-from tests.slurm.conftest import TINY, Cluster, wait_for, with_environment
+from tests.conftest import CommandLine, wait_for
+from tests.slurm.conftest import TINY, Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 CELL = ("parallel=ddp", "parallel.devices=4", "epochs=2", *TINY)
 TWO_NODES = ("-m", "hydra/launcher=slurm_multinode")
-
-
-def weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    (path,) = folder.glob(f"outputs/{name}/*/checkpoints/final.pt")
-    state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["weights"]
-    return state
 
 
 def test_two_nodes_train_as_one_node_does_with_as_many_processes(submitting: CommandLine) -> None:
@@ -34,7 +26,7 @@ def test_two_nodes_train_as_one_node_does_with_as_many_processes(submitting: Com
     (here,) = submitting.records("here").values()
     for row, again in zip(here.epochs, there.epochs, strict=True):
         assert row["train_loss"] == pytest.approx(again["train_loss"], rel=1e-6)
-    mine, theirs = weights(submitting.folder, "here"), weights(submitting.folder, "matrix")
+    mine, theirs = submitting.final_weights("here"), submitting.final_weights()
     for key in mine:
         torch.testing.assert_close(mine[key], theirs[key])
 
@@ -42,7 +34,7 @@ def test_two_nodes_train_as_one_node_does_with_as_many_processes(submitting: Com
 def test_a_rank_that_fails_on_the_second_node_ends_the_cell_with_its_traceback(
     submitting: CommandLine,
 ) -> None:
-    run = with_environment(submitting, FAIL="3").train(*TWO_NODES, *CELL)
+    run = submitting.with_environment(FAULT="raises:3:1").train(*TWO_NODES, *CELL)
     assert run.code == 1, run.text
     (failed,) = submitting.records().values()
     assert failed.status == record.FAILED and failed.error is not None
@@ -52,7 +44,7 @@ def test_a_rank_that_fails_on_the_second_node_ends_the_cell_with_its_traceback(
 def test_a_cancelled_cell_of_two_nodes_has_saved_and_resumes(
     cluster: Cluster, submitting: CommandLine
 ) -> None:
-    slow = with_environment(submitting, SLOW="0.2")
+    slow = submitting.with_environment(SLOW="0.2")
     assert slow.train(*TWO_NODES, "launch.wait=false", *CELL).code == 0
     wait_for(lambda: [item for item in submitting.records().values() if item.epochs])
     (running,) = submitting.records().values()

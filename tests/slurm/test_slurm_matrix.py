@@ -8,12 +8,12 @@ import torch
 
 from amp_sweep import record
 from tests.conftest import CommandLine, Run
-from tests.slurm.conftest import TINY, Cluster, with_environment
+from tests.slurm.conftest import TINY, Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 ALL = ("-m", "parallel=none,dp,ddp", "precision=fp32,autocast,scaler", "epochs=2", *TINY)
-SLURM = ("hydra/launcher=slurm",)
+SLURM = ("hydra/launcher=slurm", "hydra.launcher.array_parallelism=4")
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def failing(
     tmp_path_factory: pytest.TempPathFactory, make_submitting: Callable[[Path], CommandLine]
 ) -> tuple[CommandLine, Run]:
     command = make_submitting(tmp_path_factory.mktemp("matrix"))
-    return command, with_environment(command, FAIL="1").train(*ALL, *SLURM)
+    return command, command.with_environment(FAULT="raises_in_float32:1:1").train(*ALL, *SLURM)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_one_failing_cell_of_nine_leaves_the_others_and_shows_its_traceback(
     done = {k for k, item in command.records().items() if item.status == record.COMPLETED}
     assert failed == {"ddp-fp32-s0"} and len(done) == 8
     assert "9 of 9 cells submitted" in run.out
-    assert "FAILED" in run.err and "ValueError: planted" in run.err and "nets.py" in run.err
+    assert "FAILED" in run.err and "ValueError: planted" in run.err and "faults.py" in run.err
     assert "1 of 9 cells did not complete" in run.err
     assert "8 of 9 cells completed" in run.out
 
@@ -80,10 +80,7 @@ def test_weights_and_figures_are_those_of_the_same_command_without_slurm(
     for cell, item in one.items():
         for row, again in zip(item.epochs, other[cell].epochs, strict=True):
             assert row["train_loss"] == pytest.approx(again["train_loss"], rel=1e-5)
-        paths = [
-            command.run_dir(cell, name) / "checkpoints" / "final.pt" for name in ("here", "matrix")
-        ]
-        states = [torch.load(path, weights_only=True)["weights"] for path in paths]
+        states = [command.final_weights(name, cell) for name in ("here", "matrix")]
         for key in states[0]:
             torch.testing.assert_close(states[0][key], states[1][key])
     heads = [[line.split() for line in run.out.splitlines() if line.startswith("parallel")]

@@ -5,15 +5,13 @@ import json
 import pytest
 
 from amp_sweep import record
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, wait_for
 from tests.slurm.conftest import (
     ARRAY_SEEDS,
     SLOW_CELL,
     SLURM,
     Background,
     assert_same_weights,
-    only_record,
-    wait_for,
 )
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -23,8 +21,8 @@ def test_at_its_time_limit_a_job_saves_requeues_and_ends_with_the_same_weights(
     background: Background, uninterrupted: CommandLine
 ) -> None:
     command = background.requeued
-    wait_for(lambda: only_record(command).status == record.COMPLETED, 270)
-    done = only_record(command)
+    wait_for(lambda: command.only_record().status == record.COMPLETED, 270)
+    done = command.only_record()
     assert len(done.segments) >= 2
     assert len({segment["slurm_job_id"] for segment in done.segments}) == 1
     assert done.environment["slurm_job_ids"] == [done.segments[0]["slurm_job_id"]]
@@ -37,12 +35,13 @@ def test_at_its_time_limit_without_a_requeue_left_the_cell_is_a_timeout_and_resu
     background: Background,
 ) -> None:
     command = background.without_requeue
-    wait_for(lambda: only_record(command).status == record.TIMEOUT, 270)
-    ended = only_record(command)
+    wait_for(lambda: command.only_record().status == record.TIMEOUT, 270)
+    ended = command.only_record()
     assert ended.error is not None and "hydra.launcher.timeout_min" in ended.error["message"]
     again = command.train(*SLURM, *SLOW_CELL)
     assert again.code == 0, again.text
-    assert [segment["from_epoch"] > 0 for segment in only_record(command).segments] == [False, True]
+    segments = command.only_record().segments
+    assert [segment["from_epoch"] > 0 for segment in segments] == [False, True]
 
 
 def test_many_cells_go_as_one_array_with_seeds_outermost_from_inside_a_job(

@@ -60,7 +60,7 @@ def trainer(scaler: bool = False, clip: float | None = None) -> engine.Trainer:
     return engine.Trainer(
         loss,
         parameters,
-        optim.build_optimizer(parameters, ADAMW, "cpu"),
+        optim.build_optimizer(parameters, ADAMW, torch.device("cpu")),
         precision.make_scaler(scaler, "cpu", 2.0**8, 3),
         clip,
     )
@@ -270,9 +270,9 @@ def test_training_goes_on_in_training_mode_after_an_evaluation(prepared: data.Pr
 
 
 def test_an_evaluation_uses_the_cells_precision(prepared: data.Prepared) -> None:
-    seen: set[str] = set()
+    seen = precision.Observed()
     loss = ClassifierLoss(network(), "cpu", torch.bfloat16)
-    with precision.observe_dtypes(loss.network, seen):
+    with precision.observe(loss.network, seen):
         totals = engine.evaluate(loss, split(prepared, "test"), [torch.arange(TEST)], CPU)
-    assert seen == {"bfloat16"}
+    assert seen.dtypes == {"bfloat16"}
     assert totals.isfinite().all() and totals[1] == TEST

@@ -16,7 +16,18 @@ REPOSITORY = Path(__file__).parents[2]
 # DESIGN section 3.
 LEVEL_OF = {
     **dict.fromkeys(
-        ("config", "legality", "record", "lock", "paths", "forkserver", "slurm", "source"), 0
+        (
+            "config",
+            "forkserver",
+            "legality",
+            "lock",
+            "messages",
+            "paths",
+            "record",
+            "slurm",
+            "source",
+        ),
+        0,
     ),
     **dict.fromkeys(
         (
@@ -27,15 +38,28 @@ LEVEL_OF = {
             "optim",
             "memory",
             "measure",
+            "energy",
+            "ceilings",
             "hardware",
             "checkpoint",
+            "kernels",
+            "layers",
+            "master_weights",
+            "graph",
+            "speedups",
         ),
         1,
     ),
-    **dict.fromkeys(("engine", "track", "diagnose"), 2),
+    **dict.fromkeys(("engine", "track", "diagnose", "probes"), 2),
     "worker": 3,
     **dict.fromkeys(("launch", "screen"), 4),
-    **dict.fromkeys(("sweep", "train", "evaluate", "status", "job", "submit"), 5),
+    **dict.fromkeys(
+        (
+            *("cells", "local", "sweep", "submit", "follow", "job"),
+            *("train", "evaluate", "status", "explain"),
+        ),
+        5,
+    ),
 }
 
 
@@ -129,7 +153,7 @@ def test_names_are_traced_to_the_module_that_holds_them() -> None:
 def test_every_module_has_a_level_and_every_expected_module_is_there() -> None:
     units = {unit_of(name) for name in IN_PACKAGE}
     assert units - set(LEVEL_OF) == set()
-    assert set(LEVEL_OF) - units <= {"diagnose"}
+    assert set(LEVEL_OF) == units - {None}
 
 
 @pytest.mark.parametrize("module", IN_PACKAGE)
@@ -197,15 +221,18 @@ def loaded_after_importing(modules: list[str], wanted: set[str]) -> list[str]:
         # What Hydra imports at every start, tab completion included.
         ["amp_sweep.train", "hydra_plugins.amp_sweep.sweeper"],
         ["amp_sweep.status"],
+        ["amp_sweep.explain", "amp_sweep.diagnose"],
+        # All that a command does itself: ranks and what looks at the machine are other processes.
+        [name for name in IN_PACKAGE if unit_of(name) in ("launch", "sweep", "submit", "job")],
     ],
-    ids=["level 0", "analysis", "data", "train and plug-ins", "status"],
+    ids=["level 0", "analysis", "data", "train and plug-ins", "status", "explain", "launcher"],
 )
 def test_torch_is_not_brought_by(modules: list[str]) -> None:
     # The package itself is asked for too, to see that the question is answered.
     assert loaded_after_importing(modules, {"torch", "torchvision", "amp_sweep"}) == ["amp_sweep"]
 
 
-@pytest.mark.parametrize("name", forkserver.PRELOAD)
+@pytest.mark.parametrize("name", [*forkserver.LOOK, *forkserver.TRAIN, forkserver.CLASSIFIERS])
 def test_what_the_forkserver_preloads_is_there(name: str) -> None:
     # The server itself passes over what it cannot import without a word.
     assert importlib.util.find_spec(name) is not None

@@ -17,7 +17,9 @@ def lrs(
 ) -> list[float]:
     """The lr of each epoch, and the one that would come after the last."""
     weight = nn.Parameter(torch.zeros(1))
-    optimizer = optim.build_optimizer([weight], OptimizerConfig(name="sgd", lr=lr), "cpu")
+    optimizer = optim.build_optimizer(
+        [weight], OptimizerConfig(name="sgd", lr=lr), torch.device("cpu")
+    )
     made = optim.build_scheduler(optimizer, scheduler, epochs or len(losses))
     found = [optim.current_lr(optimizer)]
     for loss in losses:
@@ -100,7 +102,7 @@ SGD = OptimizerConfig(name="sgd", lr=0.1, momentum=0.7, weight_decay=0.3)
 def test_every_setting_reaches_the_optimizer(
     config: OptimizerConfig, kind: type, expected: dict[str, Any]
 ) -> None:
-    optimizer = optim.build_optimizer(nn.Linear(2, 2).parameters(), config, "cpu")
+    optimizer = optim.build_optimizer(nn.Linear(2, 2).parameters(), config, torch.device("cpu"))
     assert type(optimizer) is kind
     (group,) = optimizer.param_groups
     assert {name: group[name] for name in expected} == expected
@@ -110,14 +112,14 @@ def test_every_setting_reaches_the_optimizer(
 def test_kernels_are_fused_where_there_are_fused_ones() -> None:
     for config in (ADAMW, SGD):
         weights = [nn.Parameter(torch.zeros(1))]
-        fused = optim.build_optimizer(weights, config, "cpu").param_groups[0]["fused"]
-        plain = optim.build_optimizer(weights, config, "mps").param_groups[0]["fused"]
+        fused = optim.build_optimizer(weights, config, torch.device("cpu")).param_groups[0]["fused"]
+        plain = optim.build_optimizer(weights, config, torch.device("mps")).param_groups[0]["fused"]
         assert (fused, plain) == (True, False)
 
 
 def updated(config: OptimizerConfig, start: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
     weight = nn.Parameter(torch.from_numpy(start.copy()))
-    optimizer = optim.build_optimizer([weight], config, "cpu")
+    optimizer = optim.build_optimizer([weight], config, torch.device("cpu"))
     for gradient in gradients:
         weight.grad = torch.from_numpy(gradient.copy())
         optimizer.step()

@@ -1,10 +1,13 @@
 """How a batch is shared: the plan for any number of devices, the wrapping, one rank alone."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from amp_sweep import parallel
@@ -138,3 +141,38 @@ def test_a_rank_alone_answers_for_all() -> None:
     assert [ranks.agree_on_stop(step) for step in (0, 7)] == [0, 7]
     ranks.leave()
     ranks.leave()
+
+
+@pytest.mark.parametrize("told_at", [(3, 3, 3), (3, 4, 9), (5, 2, 2), (0, 30, 1)])
+def test_ranks_that_are_told_to_stop_at_different_times_stop_before_the_same_step(
+    told_at: tuple[int, ...],
+) -> None:
+    # A step is a collective: nobody leaves it before all are in it. Each is told in a step's midst.
+    step_of_all = threading.Barrier(len(told_at), timeout=20)
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def train(rank: int) -> int:
+        ranks = Ranks(rank, rank, len(told_at))
+        client = TCPStore("127.0.0.1", server.port, is_master=False)
+        ranks._store = PrefixStore("amp_sweep", client)
+        told, target = False, None
+        for step in range(100):
+            if told and target is None:
+                target = ranks.agree_on_stop(step)
+            if target is not None and step >= target:
+                return step
+            told = told or step >= told_at[rank]
+            step_of_all.wait()
+        raise AssertionError("never stopped")
+
+    with ThreadPoolExecutor(len(told_at)) as pool:
+        stops = set(pool.map(train, range(len(told_at))))
+    assert len(stops) == 1 and stops.pop() > max(told_at)
+
+
+def test_a_rank_that_never_answers_a_stop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amp_sweep.parallel.STOP_TIMEOUT_S", 0.05)
+    ranks = Ranks(0, 0, 2)
+    ranks._store = PrefixStore("amp_sweep", TCPStore("127.0.0.1", 0, is_master=True))
+    with pytest.raises(RuntimeError, match=r"rank\(s\) \[1\] did not answer"):
+        ranks.agree_on_stop(4)

@@ -63,18 +63,18 @@ def test_layers_compute_in_the_dtype_that_was_asked_for(
 ) -> None:
     loss = ClassifierLoss(tiny_network(), "cpu", dtype)
     images, labels = batches(1)[0]
-    seen: set[str] = set()
-    with precision.observe_dtypes(loss.network, seen):
+    seen = precision.Observed()
+    with precision.observe(loss.network, seen):
         value = loss(images, labels)
         value.backward()
-    assert seen == {name}
+    assert seen.dtypes == {name}
     # The loss and the gradients are float32 whatever the layers compute in.
     assert value.dtype == torch.float32
     assert {p.grad.dtype for p in loss.parameters() if p.grad is not None} == {torch.float32}
-    seen.clear()
-    with precision.observe_dtypes(loss.network, seen), torch.no_grad():
+    seen.dtypes.clear()
+    with precision.observe(loss.network, seen), torch.no_grad():
         scores = loss.logits(images)
-    assert seen == {name} and scores.dtype == torch.float32 and scores.shape == (8, 5)
+    assert seen.dtypes == {name} and scores.dtype == torch.float32 and scores.shape == (8, 5)
 
 
 def test_the_dtype_reaches_a_new_thread_as_dataparallel_starts_them() -> None:
@@ -82,12 +82,12 @@ def test_the_dtype_reaches_a_new_thread_as_dataparallel_starts_them() -> None:
     images, labels = batches(1)[0]
 
     def dtypes_in_a_thread(forward: Callable[[], object]) -> set[str]:
-        seen: set[str] = set()
-        with precision.observe_dtypes(loss.network, seen):
+        seen = precision.Observed()
+        with precision.observe(loss.network, seen):
             thread = threading.Thread(target=forward)
             thread.start()
             thread.join()
-        return seen
+        return seen.dtypes
 
     with torch.autocast("cpu", dtype=torch.bfloat16):  # the way that does not work
         assert dtypes_in_a_thread(lambda: loss.network(images)) == {"float32"}
@@ -108,50 +108,50 @@ def hooks_of(network: nn.Module) -> int:
 
 
 def test_observing_ends_and_takes_its_hooks_along() -> None:
-    network, seen = tiny_network(), set[str]()
+    network, seen = tiny_network(), precision.Observed()
     images = batches(1)[0][0]
-    stack = precision.observe_dtypes(network, seen)
+    stack = precision.observe(network, seen)
     assert hooks_of(network) == 2  # the convolution and the linear layer
     network(images)
-    assert seen == {"float32"}
+    assert seen.dtypes == {"float32"}
     stack.close()
     assert hooks_of(network) == 0
     stack.close()  # again is harmless
-    seen.clear()
+    seen.dtypes.clear()
     network(images)
-    assert seen == set()
+    assert seen.dtypes == set()
 
 
 def test_observing_takes_its_hooks_along_when_the_forward_fails() -> None:
     network = tiny_network()
-    with pytest.raises(RuntimeError), precision.observe_dtypes(network, set()):
+    with pytest.raises(RuntimeError), precision.observe(network, precision.Observed()):
         network(torch.zeros(1, 2, 8, 8))
     assert hooks_of(network) == 0
 
 
 def test_observing_can_be_off() -> None:
-    network, seen = tiny_network(), set[str]()
-    with precision.observe_dtypes(network, seen, active=False):
+    network, seen = tiny_network(), precision.Observed()
+    with precision.observe(network, seen, active=False):
         assert hooks_of(network) == 0
         network(batches(1)[0][0])
-    assert seen == set()
+    assert seen.dtypes == set()
 
 
 def test_a_network_without_the_usual_layers_is_observed_at_those_with_parameters() -> None:
     network = nn.Sequential(nn.LayerNorm(4), nn.ReLU()).to(torch.float64)
-    seen: set[str] = set()
-    with precision.observe_dtypes(network, seen):
+    seen = precision.Observed()
+    with precision.observe(network, seen):
         assert hooks_of(network) == 1
         network(torch.zeros(2, 4, dtype=torch.float64))
-    assert seen == {"float64"}
+    assert seen.dtypes == {"float64"}
 
 
 def test_a_part_that_computes_in_another_dtype_is_seen() -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())
-    seen: set[str] = set()
-    with precision.observe_dtypes(network, seen):
+    seen = precision.Observed()
+    with precision.observe(network, seen):
         network[1](network[0](torch.zeros(2, 4)).double())
-    assert seen == {"float32", "float64"}
+    assert seen.dtypes == {"float32", "float64"}
 
 
 # ------------------------------------------------------------------ choices
@@ -223,7 +223,7 @@ def make_trainer(
     return engine.Trainer(
         loss,
         parameters,
-        optim.build_optimizer(parameters, optimizer, "cpu"),
+        optim.build_optimizer(parameters, optimizer, torch.device("cpu")),
         precision.make_scaler(scaler, "cpu", **options),
         clip,
     )

@@ -273,6 +273,46 @@ def test_a_number_too_large_for_a_float_does_not_become_infinity(path: Path) -> 
     assert value is None or math.isfinite(value)
 
 
+def test_what_is_nested_deeper_than_any_record_is_refused(path: Path) -> None:
+    def nested(levels: int) -> dict[str, Any]:
+        return {"x": nested(levels - 1)} if levels else {}
+
+    many = [{"epoch": n} for n in range(record.MAX_DEPTH)]  # brackets are not depth
+    path.write_text(minimal(epochs=many))
+    assert len(record.read(path).epochs) == len(many)
+    path.write_text(minimal(epochs=[{"x": [nested(record.MAX_DEPTH - 5)]}]))
+    assert record.read(path).epochs
+    path.write_text(minimal(epochs=[{"x": [nested(record.MAX_DEPTH)]}]))
+    assert "nested more than 100 deep" in refusal(path)
+
+
+def test_values_are_those_that_the_json_module_reads(path: Path) -> None:
+    noise = random.Random(2)
+
+    def value(levels: int) -> Any:
+        kinds: list[Any] = [
+            noise.uniform(-1, 1) * 10.0 ** noise.randrange(-300, 300),
+            noise.randrange(-(2**63), 2**64),
+            noise.choice([True, False, None, 0.0, -0.0, 5e-324, 1.7976931348623157e308]),
+            "".join(chr(noise.choice([noise.randrange(0x300), 0xD800, 0x1F600])) for _ in "abc"),
+        ]
+        if levels:
+            kinds.append([value(levels - 1) for _ in range(noise.randrange(4))])
+            kinds.append({str(n): value(levels - 1) for n in range(noise.randrange(4))})
+        return noise.choice(kinds)
+
+    for n in range(500):
+        text = json.dumps(value(4), ensure_ascii=n % 2 == 0)
+        content = text.encode("utf-8", "surrogatepass")
+        try:
+            expected = strict(content.decode("utf-8"))
+        except UnicodeDecodeError:
+            with pytest.raises(UnicodeDecodeError):
+                record.parse(content)
+            continue
+        assert repr(record.parse(content)) == repr(expected)
+
+
 def test_a_missing_file_and_a_folder_in_its_place_are_named(path: Path) -> None:
     assert "No such file" in refusal(path)
     path.mkdir()

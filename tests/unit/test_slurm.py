@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from amp_sweep import config, job, slurm, source, submit
+from amp_sweep.cells import Cell
 from amp_sweep.config import DataConfig, ModelConfig, ParallelConfig, PrecisionConfig, RunConfig
-from amp_sweep.sweep import Cell
 
 
 def cell(parallel: str, devices: int | str = "auto", device: str = "auto", **data: Any) -> Cell:

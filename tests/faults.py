@@ -1,4 +1,9 @@
-"""A small network that fails on one rank, in one way, at one step: FAULT=kind:rank:step."""
+"""A small network that fails in one way, on one rank, at one step, or is slow, as it is told.
+
+Copied into a working directory as `faults.py`, and named there as `faults:Net`.
+FAULT=kind:rank:step, or several with the seed they are meant for: kind:rank:step:seed,...
+SLOW=seconds a step. SEEN=folder: each rank writes there which devices it sees.
+"""
 
 import ctypes
 import os
@@ -10,8 +15,18 @@ import torch
 from torch import Tensor, nn
 
 
+def planned() -> tuple[str, str, int]:
+    """The kind, the rank and the step of this cell's fault."""
+    for fault in filter(None, os.environ.get("FAULT", "").split(",")):
+        kind, rank, step, *seed = fault.split(":")
+        # The rank has seeded PyTorch with the cell's seed when it builds the network.
+        if seed in ([], [str(torch.initial_seed())]):
+            return kind, rank, int(step)
+    return "nothing", "", 0
+
+
 class Net(nn.Module):
-    """Learns a little, draws dropout masks, and takes SLOW seconds a step."""
+    """Learns a little, and draws dropout masks."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -23,20 +38,28 @@ class Net(nn.Module):
             nn.ReLU(),
             nn.Linear(64, num_classes),
         )
+        self.fault, self.rank, self.step = planned()
         self.calls = 0
+        if "SEEN" in os.environ and "RANK" in os.environ:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
+            name = f"{os.environ['SLURM_JOB_ID']}-{os.environ['RANK']}"
+            Path(os.environ["SEEN"], name).write_text(visible)
 
     def forward(self, images: Tensor) -> Tensor:
         if self.training:
             self.calls += 1
-            kind, rank, step = os.environ.get("FAULT", "nothing:0:0").split(":")
-            if self.calls == int(step) and os.environ.get("RANK") == rank:
-                getattr(self, kind)()
+            if self.calls == self.step and os.environ.get("RANK") == self.rank:
+                getattr(self, self.fault)()
             time.sleep(float(os.environ.get("SLOW", "0")))
         logits: Tensor = self.body(images)
         return logits
 
     def raises(self) -> None:
         raise ValueError("planted")
+
+    def raises_in_float32(self) -> None:
+        if not torch.is_autocast_enabled("cpu"):
+            self.raises()
 
     def exits(self) -> None:
         sys.exit(0)

@@ -1,0 +1,41 @@
+"""Compile a cell's step before the clock runs, without a trace in what is trained."""
+
+import contextlib
+import time
+
+import torch
+
+from amp_sweep.measure import synchronize
+from amp_sweep.precision import Observed, observe
+from amp_sweep.worker.build import Cell
+from amp_sweep.worker.state import generators, restore_generators
+
+
+def compile_ahead(cell: Cell, observed: Observed) -> float | None:
+    """Seconds that compiling took; None where nothing is compiled.
+
+    `observed` gets what the same step computes in before it is compiled: hooks in compiled code
+    would change it. One forward and backward pass without an update; generators, buffers and
+    gradients are as before afterwards. All ranks call it.
+    """
+    if cell.speedups.compile == "off":
+        return None
+    started = time.perf_counter()
+    trainer = cell.trainer
+    before = generators(cell)
+    buffers = [buffer.clone() for buffer in cell.network.buffers()]
+    rows = torch.arange(cell.job.plan.rank_batch).unsqueeze(0)
+    trainer.loss.train()
+    with trainer.graph.on_its_stream() if trainer.graph else contextlib.nullcontext():
+        for raw in cell.train.batches(rows):
+            with torch.compiler.set_stance("force_eager"), observe(cell.loss, observed):
+                trainer.loss(*cell.train.to_input(raw))
+            loss = trainer.loss(*cell.train.to_input(raw)).mean()
+            trainer.scaler.scale(loss).backward()
+        trainer.optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, value in zip(cell.network.buffers(), buffers, strict=True):
+            buffer.copy_(value)
+    restore_generators(cell, before)
+    synchronize(cell.devices)
+    return time.perf_counter() - started

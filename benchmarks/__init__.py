@@ -1,0 +1,1 @@
+"""Comparisons with other tools and with the machine's limits; results lie in `results/`."""

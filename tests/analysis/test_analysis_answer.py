@@ -1,0 +1,279 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import analysis
+from analysis.answer import TableAnswer, answer, reasons, sentences
+from analysis.compare import Table, compare
+from analysis.frame import load
+from tests.analysis.synthetic import ARTICLE, BASE, TRUTHS, Truth, write_sweep
+
+Make = Callable[..., Path]
+
+H200: dict[str, Any] = {"gpu": True}
+
+
+def answered(*dirs: Path) -> tuple[Table, TableAnswer]:
+    comparison = compare(load(*dirs)[0])
+    [table], [said] = comparison.tables, answer(comparison).tables
+    return table, said
+
+
+def best(said: TableAnswer, question: str) -> Any:
+    return next(each for each in said.bests if each.question == question)
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> tuple[Table, TableAnswer]:
+    """Five seeds of every cell of the sweep whose truths are known."""
+    return answered(write_sweep(tmp_path_factory.mktemp("sweep"), TRUTHS, 5))
+
+
+def test_every_verdict_on_known_truths_is_right(five: tuple[Table, TableAnswer]) -> None:
+    table, _ = five
+    base = TRUTHS["none", "fp32"]
+    for at, truth in TRUTHS.items():
+        effects = table.cells[at].effects
+        if truth.status != "completed" or at == ("none", "fp32"):
+            continue
+        ratio = truth.images_per_s / base.images_per_s
+        speed = "faster" if ratio > 1 else "slower" if ratio < 1 else "no difference shown"
+        assert effects["images_per_s"].verdict == speed, at
+        assert effects["train_time_s"].verdict == speed, at
+        saved = truth.memory_mib < base.memory_mib
+        assert effects[table.memory].verdict == ("less" if saved else "identical"), at
+        worse = truth.accuracy < base.accuracy
+        verdict = effects["test_accuracy"].verdict
+        assert (verdict == "worse") == worse, at
+        assert verdict in ("worse", "not inferior", "not decided"), at
+
+
+def test_the_intervals_of_known_truths_hold_them(tmp_path: Path) -> None:
+    held = tested = 0
+    for random in range(6):
+        sweep = write_sweep(tmp_path / str(random), TRUTHS, 5, random=random)
+        table, _ = answered(sweep)
+        for at, cell in table.cells.items():
+            if (found := cell.effects.get("images_per_s")) and found.interval:
+                tested += 1
+                held += TRUTHS[at].images_per_s / BASE.images_per_s in found.interval
+    assert tested == 42
+    assert held >= 36  # 95% of 42 are 40; below 36 is one in a hundred
+
+
+def test_the_fastest_is_named_with_every_cell_that_may_be_as_fast(
+    five: tuple[Table, TableAnswer],
+) -> None:
+    _, said = five
+    fastest = best(said, "Fastest")
+    assert {fastest.best, *fastest.ties} == {("none", "autocast"), ("dp", "autocast")}
+    assert fastest.decided
+    assert "that of none x fp32" in fastest.text
+    least = best(said, "Least memory")
+    small = {at for at, truth in TRUTHS.items() if truth.memory_mib == 1200}
+    assert {least.best, *least.ties} == small
+    accurate = best(said, "Most accurate")
+    assert ("ddp", "scaler") not in {accurate.best, *accurate.ties}
+
+
+def test_the_trade_off_keeps_the_accuracy_and_stands_on_the_front(
+    five: tuple[Table, TableAnswer],
+) -> None:
+    _, said = five
+    # The truth: 1.8 times the speed, the least memory, no loss.
+    assert said.trade_off.best in {("none", "autocast"), ("dp", "autocast")}
+    assert said.trade_off.best in said.front
+    assert set(said.front) <= {("none", "autocast"), ("dp", "autocast")}
+
+
+def test_a_failed_cell_is_named_and_ranked_nowhere(five: tuple[Table, TableAnswer]) -> None:
+    table, said = five
+    failed = ("dp", "scaler")
+    assert table.cells[failed].effects == {}
+    assert all(failed != each.best and failed not in each.ties for each in said.bests)
+    assert "without figures, FAILED: dp x scaler" in said.remarks
+    assert next(line for line in said.lines if line.at == failed).text == "FAILED"
+
+
+def test_the_sentences_come_in_the_order_in_which_one_asks(
+    five: tuple[Table, TableAnswer],
+) -> None:
+    questions = [what for what, _ in sentences(five[1])]
+    assert questions[:4] == ["Fastest", "Least memory", "Most accurate", "Best trade-off"]
+
+
+def test_single_runs_have_an_order_and_no_verdict(tmp_path: Path) -> None:
+    table, said = answered(write_sweep(tmp_path, TRUTHS, 1))
+    verdicts = {e.verdict for cell in table.cells.values() for e in cell.effects.values()}
+    assert verdicts == {""}
+    assert table.cells["none", "autocast"].speedup is not None
+    fastest = best(said, "Fastest")
+    assert not fastest.decided
+    assert fastest.best in {("none", "autocast"), ("dp", "autocast")}
+    assert any("one run per cell" in text for text in said.remarks)
+
+
+def test_two_gpus_are_two_answers(tmp_path: Path) -> None:
+    first = write_sweep(tmp_path, TRUTHS, 2, sweep="a")
+    other = {"device_names": ["NVIDIA A100"]}
+    second = write_sweep(tmp_path, TRUTHS, 2, sweep="b", effective=other)
+    comparison = compare(load(first, second)[0])
+    assert [table.key["device_name"] for table in comparison.tables] == [
+        "NVIDIA A100",
+        "NVIDIA H200",
+    ]
+    for table, said in zip(comparison.tables, answer(comparison).tables, strict=True):
+        # Each relates to its own baseline, never to the other GPU's.
+        assert table.cells["none", "fp32"].speedup == 1.0
+        assert said.title == table.title
+
+
+def test_the_truly_best_cell_is_among_those_named(tmp_path: Path) -> None:
+    """Nine cells, the best ahead by little: it is named in 95% of all sweeps or more."""
+    cells = {at: replace(BASE, images_per_s=1000.0, speed_sd=0.02) for at in TRUTHS}
+    cells["ddp", "fp32"] = Truth(images_per_s=1010.0, speed_sd=0.02)
+    named = several = 0
+    for random in range(25):
+        sweep = write_sweep(tmp_path / str(random), cells, 4, random=random)
+        fastest = best(answered(sweep)[1], "Fastest")
+        named += ("ddp", "fp32") in {fastest.best, *fastest.ties}
+        several += len(fastest.ties) > 0
+    assert named >= 23
+    assert several >= 20  # else nothing was open
+
+
+def test_disturbed_times_have_no_verdict_and_say_why(make_matrix: Make) -> None:
+    for seed in (0, 1, 2):
+        sweep = make_matrix(
+            seed=seed,
+            gpu=True,
+            metrics={"images_per_s": 2000.0 + seed},
+            but={
+                ("none", "autocast"): {"metrics": {"images_per_s": 4000.0 + seed}},
+                ("none", "scaler"): {"segments": 2 if seed == 1 else 1},
+                ("dp", "fp32"): {"metrics": {"contended": True, "images_per_s": 9000.0}},
+                ("dp", "scaler"): {"environment": {"cpu": f"CPU {seed}"}},
+                ("ddp", "fp32"): {"environment": {"cpu": "AMD"}},
+                ("ddp", "scaler"): {"effective": {"device_names": ["A", "B"]}},
+            },
+        )
+    comparison = compare(load(sweep)[0])
+    table = next(t for t in comparison.tables if t.baseline)
+    reasons = {at: c.effects["images_per_s"].reason for at, c in table.cells.items() if c.effects}
+    assert reasons["none", "autocast"] == ""
+    assert reasons["none", "scaler"] == "stitched: 1 of 3 runs were interrupted and resumed"
+    assert reasons["dp", "fp32"] == "contended: 3 of 3 runs were disturbed by other processes"
+    assert reasons["dp", "scaler"] == "mixed hardware: CPU 0 and CPU 1 and CPU 2"
+    assert reasons["ddp", "fp32"] == "mixed hardware: AMD against Intel Xeon"
+    for at in (("none", "scaler"), ("dp", "fp32"), ("ddp", "fp32")):
+        effects = table.cells[at].effects
+        assert effects["images_per_s"].verdict == ""
+        assert effects["test_accuracy"].verdict != ""  # it does not depend on the clock
+    fastest = best(answer(comparison).tables[comparison.tables.index(table)], "Fastest")
+    assert fastest.best == ("none", "autocast")  # not the contended one
+    assert ("dp", "fp32") in dict(fastest.unranked)
+
+
+def test_the_diagnosis_stands_with_what_it_means(make_matrix: Make) -> None:
+    sweep = make_matrix(
+        but={
+            ("none", "autocast"): {
+                "metrics": {"diagnosis": "launch-bound", "diagnosis_evidence": "gaps take 60%"}
+            },
+            ("dp", "fp32"): {"metrics": {"data_wait_frac": 0.8}},
+        }
+    )
+    _, said = answered(sweep)
+    assert reasons(said) == [
+        (
+            "none x autocast",
+            "launch-bound: gaps take 60%; starting kernels takes the time, which cheaper "
+            "arithmetic does not shorten",
+        ),
+        (
+            "dp x fp32",
+            "input-bound: the device waits for its input 80% of the time; the input sets the "
+            "speed, whatever the precision",
+        ),
+    ]
+
+
+def test_the_articles_claims_are_judged_one_by_one(tmp_path: Path) -> None:
+    truths = dict(TRUTHS)
+    truths["dp", "scaler"] = replace(BASE, accuracy=0.95)
+    truths["ddp", "autocast"] = replace(BASE, accuracy=0.895)
+    _, said = answered(write_sweep(tmp_path, truths, 5, settings=ARTICLE))
+    found = {claim.text.split(":")[0]: claim.verdict for claim in said.claims}
+    assert found == {
+        "autocast hardly helps": "not held",  # 1.8 times as fast
+        "the scaler makes training slower than fp32": "not held",  # 1.5 times as fast
+        "DataParallel is no slower than one device": "held",  # equal
+        "DistributedDataParallel is a little faster than one device": "not held",  # slower
+        "autocast is more accurate than fp32": "not held",  # equal, sd 0.2 points
+        "with DataParallel the scaler is more accurate than fp32": "held",  # five points
+        "with DistributedDataParallel autocast is less accurate than fp32": "not decided",
+    }
+
+
+def test_single_runs_and_more_devices_decide_no_claim(tmp_path: Path) -> None:
+    _, single = answered(write_sweep(tmp_path, TRUTHS, 1, sweep="one", settings=ARTICLE))
+    assert {claim.verdict for claim in single.claims} == {"not decided"}
+    assert any("one run each" in claim.evidence for claim in single.claims)
+    two = {"world_size": 2, "replicas": 2}
+    _, many = answered(
+        write_sweep(tmp_path, TRUTHS, 5, sweep="two", settings=ARTICLE, effective=two)
+    )
+    speeds = [claim for claim in many.claims if "minutes" in claim.text]
+    assert all("devices" in claim.evidence for claim in speeds)
+    assert {claim.verdict for claim in speeds} == {"not decided"}
+
+
+def test_other_settings_have_no_claims(five: tuple[Table, TableAnswer]) -> None:
+    assert five[1].claims == ()
+
+
+@pytest.mark.parametrize(("seeds", "needed"), [(1, False), (2, True)])
+def test_scipy_is_loaded_only_where_figures_are_repeated(
+    tmp_path: Path, seeds: int, needed: bool
+) -> None:
+    sweep = write_sweep(tmp_path, TRUTHS, seeds)
+    text = (
+        "import sys; from analysis.__main__ import main; "
+        f"assert main([{str(sweep)!r}, '--no-pictures']) == 0; "
+        "print('scipy.special' in sys.modules, 'scipy.stats' in sys.modules, "
+        "'matplotlib' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(analysis.__file__).parents[1],
+    )
+    assert done.stdout.splitlines()[-1] == f"{needed} False False"
+
+
+def test_a_sweep_without_any_figure_has_an_answer_too(make_matrix: Make) -> None:
+    _, said = answered(make_matrix(status="pending"))
+    assert all(each.best is None for each in said.bests)
+    assert said.front == ()
+    assert sentences(said) == []
+    assert any(text.startswith("without figures, PENDING") for text in said.remarks)
+
+
+def test_single_accuracies_within_the_test_images_own_error_are_no_loss(make_run: Make) -> None:
+    images = {"effective": {"test_images": 360}}
+    make_run(gpu=True, metrics={"test_accuracy": 0.95}, **images)
+    # Two points lower; two standard errors of 360 images are 3.4 points by hand.
+    error = 2 * np.sqrt(0.95 * 0.05 / 360 + 0.93 * 0.07 / 360)
+    assert error == pytest.approx(0.035, abs=0.001)
+    sweep = make_run("none", "autocast", gpu=True, metrics={"test_accuracy": 0.93}, **images).parent
+    assert answered(sweep)[1].trade_off.best == ("none", "autocast")
+    make_run("none", "autocast", gpu=True, metrics={"test_accuracy": 0.90}, **images)
+    assert answered(sweep)[1].trade_off.best == ("none", "fp32")

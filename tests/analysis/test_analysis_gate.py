@@ -1,0 +1,216 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.__main__ import main
+from analysis.frame import load
+from analysis.gate import BadBaseline, Tolerances, check, failed, read
+from tests.analysis.synthetic import BASE, TRUTHS, Truth, write_sweep
+
+Make = Callable[..., Path]
+Truths = dict[tuple[str, str], Truth]
+
+CELLS: Truths = {at: truth for at, truth in TRUTHS.items() if truth.status == "completed"}
+
+
+@pytest.fixture
+def baseline(tmp_path: Path) -> Path:
+    """The cells.csv of an earlier run with three seeds."""
+    sweep = write_sweep(tmp_path, CELLS, 3, sweep="before", random=1)
+    assert main([str(sweep), "--no-pictures"]) == 0
+    return sweep / "tables" / "cells.csv"
+
+
+def now(root: Path, changed: Truths, seeds: int = 3, **common: Any) -> Path:
+    return write_sweep(root, {**CELLS, **changed}, seeds, sweep="now", random=2, **common)
+
+
+def outcomes(sweep: Path, baseline: Path, **allowed: float) -> dict[tuple[str, str], str]:
+    found = check(load(sweep)[0], read(baseline), Tolerances(**allowed))
+    return {(each.cell.split(": ")[1], each.figure): each.verdict for each in found}
+
+
+def test_a_run_that_did_not_change_passes(
+    tmp_path: Path, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main([str(now(tmp_path, {})), "--check", str(baseline)]) == 0
+    printed = capsys.readouterr().out
+    assert "0 of 24 checks got worse" in printed
+    assert "WORSE" not in printed
+
+
+def test_runs_that_did_not_change_fail_seldom(tmp_path: Path, baseline: Path) -> None:
+    noisy = {at: replace(truth, speed_sd=0.1, accuracy_sd=0.01) for at, truth in CELLS.items()}
+    before = write_sweep(tmp_path, noisy, 3, sweep="noisy")
+    main([str(before), "--no-pictures"])
+    old = read(before / "tables" / "cells.csv")
+    failures = 0
+    for random in range(20):
+        sweep = write_sweep(tmp_path / str(random), noisy, 3, random=100 + random)
+        failures += failed(check(load(sweep)[0], old, Tolerances()))
+    # 5% of 20 is one; the noise of 10% is twice the tolerance of 5%.
+    assert failures <= 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "figure"),
+    [
+        ({"images_per_s": 1600.0}, "images_per_s"),
+        ({"memory_mib": 1300.0}, "peak_allocated_mib"),
+        ({"accuracy": 0.88}, "test_accuracy"),
+    ],
+)
+def test_what_got_worse_fails_with_a_table(
+    tmp_path: Path,
+    baseline: Path,
+    changed: dict[str, float],
+    figure: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    at = ("none", "autocast")
+    sweep = now(tmp_path, {at: replace(CELLS[at], **changed)})
+    found = outcomes(sweep, baseline)
+    assert found.pop(("none x autocast", figure)) == "WORSE"
+    assert set(found.values()) == {"ok"}
+    capsys.readouterr()
+    assert main([str(sweep), "--check", str(baseline)]) == 1
+    first = capsys.readouterr().out.splitlines()[2]  # the worst row comes first
+    assert "none x autocast" in first
+    assert "WORSE" in first
+
+
+def test_a_tolerance_allows_a_loss(tmp_path: Path, baseline: Path) -> None:
+    at = ("none", "autocast")
+    sweep = now(tmp_path, {at: replace(CELLS[at], images_per_s=1600.0)})
+    arguments = [str(sweep), "--check", str(baseline), "--tolerance"]
+    assert main([*arguments, "speed=20%"]) == 0
+    assert main([*arguments, "speed=0.05"]) == 1
+
+
+def test_a_change_within_the_noise_passes(tmp_path: Path, baseline: Path) -> None:
+    at = ("none", "autocast")
+    # A tenth slower on average, but runs differ by a third.
+    sweep = now(tmp_path, {at: replace(CELLS[at], images_per_s=1600.0, speed_sd=0.3)})
+    found = check(load(sweep)[0], read(baseline), Tolerances())
+    [one] = [c for c in found if "none x autocast" in c.cell and c.figure == "images_per_s"]
+    assert one.effect is not None
+    assert abs(one.effect.estimate - 1) > 0.05
+    assert (one.verdict, one.why) == ("ok", "within the noise")
+
+
+def test_what_got_better_is_said_and_passes(tmp_path: Path, baseline: Path) -> None:
+    at = ("none", "fp32")
+    sweep = now(tmp_path, {at: replace(BASE, images_per_s=1500.0)})
+    assert outcomes(sweep, baseline)["none x fp32", "images_per_s"] == "improved"
+    assert main([str(sweep), "--check", str(baseline)]) == 0
+
+
+def test_single_runs_are_held_against_the_tolerance_alone(tmp_path: Path, baseline: Path) -> None:
+    at = ("none", "autocast")
+    slow = now(tmp_path, {at: replace(CELLS[at], images_per_s=1500.0)}, seeds=1)
+    found = check(load(slow)[0], read(baseline), Tolerances())
+    [one] = [c for c in found if "none x autocast" in c.cell and c.figure == "images_per_s"]
+    assert one.verdict == "WORSE"
+    assert "the noise is not known" in one.why
+
+
+@pytest.mark.parametrize("status", ["failed", "oom", "diverged", "pending"])
+def test_a_cell_that_was_completed_and_is_not_now_fails(
+    tmp_path: Path, baseline: Path, status: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = now(tmp_path, {("ddp", "fp32"): replace(BASE, status=status)})
+    capsys.readouterr()
+    assert main([str(sweep), "--check", str(baseline)]) == 1
+    assert f"3 of 3 {status}" in capsys.readouterr().out
+
+
+def test_cells_of_one_side_only_are_listed_and_fail_nothing(
+    tmp_path: Path, baseline: Path, make_run: Make
+) -> None:
+    make_run("none", "bf16", sweep="now", gpu=True)
+    sweep = write_sweep(tmp_path, {("none", "fp32"): BASE}, 3, sweep="now", random=2)
+    found = check(load(sweep)[0], read(baseline), Tolerances())
+    whys = {each.cell.split(": ")[1]: each.why for each in found if each.verdict == "not compared"}
+    assert whys["none x bf16"] == "not in the baseline"
+    assert whys["ddp x fp32"] == "not run now"
+    assert not failed(found)
+
+
+def test_another_gpu_is_not_compared_and_is_no_pass(
+    tmp_path: Path, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = now(tmp_path, {}, effective={"device_names": ["NVIDIA A100"]})
+    capsys.readouterr()
+    assert main([str(sweep), "--check", str(baseline)]) == 2
+    printed = capsys.readouterr()
+    assert "device_name NVIDIA A100 against NVIDIA H200" in printed.out
+    assert "no cell can be compared" in printed.err
+
+
+def test_another_pytorch_is_compared(tmp_path: Path, baseline: Path) -> None:
+    sweep = now(tmp_path, {}, environment={"torch": "2.15.0"})
+    assert set(outcomes(sweep, baseline).values()) == {"ok"}
+
+
+def test_a_setting_that_the_baseline_does_not_know_is_no_other_run(
+    tmp_path: Path, baseline: Path
+) -> None:
+    lines = read(baseline).drop(columns=["config.model.dropout"])
+    lines.to_csv(baseline, index=False)
+    assert "ok" in outcomes(now(tmp_path, {}), baseline).values()
+
+
+def test_disturbed_speeds_are_not_compared(tmp_path: Path, baseline: Path) -> None:
+    sweep = now(tmp_path, {}, segments=2)
+    found = outcomes(sweep, baseline)
+    assert found["none x fp32", "images_per_s"] == "not compared"
+    assert found["none x fp32", "test_accuracy"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "No such file"),
+        ("a,b\n1,2\n", "no cells.csv"),
+        ("", "no cells.csv"),
+        (
+            "status,run_dir,parallel,precision,seed,images_per_s\ncompleted,x,none,fp32,0,fast\n",
+            "does not fit",
+        ),
+    ],
+)
+def test_a_baseline_that_cannot_be_used_is_wrong_usage(
+    tmp_path: Path, make_run: Make, content: str | None, told: str, capsys: Any
+) -> None:
+    path = tmp_path / "cells.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(BadBaseline, match=told):
+        read(path)
+    with pytest.raises(SystemExit) as ended:
+        main([str(make_run()), "--check", str(path)])
+    assert ended.value.code == 2
+    assert "argument --check" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["speed", "speed=fast", "speed=2", "power=0.1", "speed=-1"])
+def test_a_tolerance_that_makes_no_sense_is_wrong_usage(make_run: Make, value: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(make_run()), "--check", "x", "--tolerance", value])
+    assert ended.value.code == 2
+
+
+def test_a_tolerance_without_a_baseline_is_wrong_usage(make_run: Make) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(make_run()), "--tolerance", "speed=0.1"])
+    assert ended.value.code == 2
+
+
+def test_the_gate_writes_nothing(tmp_path: Path, baseline: Path) -> None:
+    sweep = now(tmp_path, {})
+    main([str(sweep), "--check", str(baseline)])
+    assert not (sweep / "tables").exists()

@@ -1,0 +1,409 @@
+"""Pictures: what they show, that their labels stand apart, and that they can be read by anybody."""
+
+import io
+import itertools
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from amp_sweep import record
+from analysis import answer, pictures
+from analysis.compare import Comparison, compare
+from analysis.frame import load
+from analysis.pictures import Picture, bars, cells, curves, style
+from tests.analysis import sweeps_to_draw
+from tests.analysis.synthetic import write_run
+
+Loaded = tuple[Comparison, pd.DataFrame]
+Box = tuple[float, float, float, float]
+
+KINDS = [
+    "throughput",
+    "pareto",
+    "heatmap-speed",
+    "heatmap-time",
+    "heatmap-memory",
+    "heatmap-accuracy",
+    "heatmap-energy",
+    "memory",
+    "training",
+    "time-to-accuracy",
+    "step-times",
+]
+
+
+def loaded(directory: Path) -> Loaded:
+    frame, problems = load(directory)
+    assert problems == []
+    return compare(frame), frame
+
+
+@pytest.fixture(scope="module")
+def nine(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return loaded(sweeps_to_draw.matrix(tmp_path_factory.mktemp("nine")))
+
+
+@pytest.fixture(scope="module")
+def twentyfive(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return loaded(sweeps_to_draw.large(tmp_path_factory.mktemp("twentyfive")))
+
+
+@pytest.fixture(scope="module")
+def drawn(nine: Loaded) -> dict[str, Picture]:
+    return {picture.name: picture for picture in pictures.draw(*nine).pictures}
+
+
+class Recorder(RendererAgg):
+    """Draws, and keeps every text with its box in pixels: left, bottom, right, top."""
+
+    def __init__(self, wide: float, high: float, dpi: float) -> None:
+        super().__init__(wide, high, dpi)
+        self.texts: list[tuple[str, Box]] = []
+
+    def draw_text(
+        self, gc: Any, x: Any, y: Any, s: Any, prop: Any, angle: Any, *rest: Any, **more: Any
+    ) -> None:
+        wide, high, descent = self.get_text_width_height_descent(s, prop, False)
+        turned = angle % 180 == 90
+        # The origin is the upper left corner; x and y are where the base line begins.
+        top = self.height - y
+        box = (
+            (x - high, top, x + descent, top + wide)
+            if turned
+            else (x, top - descent, x + wide, top - descent + high)
+        )
+        self.texts.append((s, box))
+        super().draw_text(gc, x, y, s, prop, angle, *rest, **more)
+
+
+def texts_of(figure: Figure) -> tuple[list[tuple[str, Box]], tuple[float, float]]:
+    """Every text that a figure really draws, and the size of the figure in pixels."""
+    wide, high = figure.get_size_inches() * figure.dpi
+    recorder = Recorder(wide, high, figure.dpi)
+    with style.settings():
+        figure.draw(recorder)
+    return [item for item in recorder.texts if item[0].strip()], (wide, high)
+
+
+def collisions(figure: Figure) -> list[str]:
+    """Texts that overlap one another, or that the edge of the figure cuts off."""
+    texts, (wide, high) = texts_of(figure)
+    found = [
+        f"{one!r} over {other!r}"
+        for (one, a), (other, b) in itertools.combinations(texts, 2)
+        if min(a[2], b[2]) - max(a[0], b[0]) > 0.5 and min(a[3], b[3]) - max(a[1], b[1]) > 0.5
+    ]
+    return found + [
+        f"{text!r} beyond the edge"
+        for text, (left, bottom, right, top) in texts
+        if left < 0 or bottom < 0 or right > wide or top > high
+    ]
+
+
+@pytest.fixture
+def two_texts() -> Iterator[Figure]:
+    with style.settings():
+        figure = Figure(figsize=(2, 2), dpi=100)
+        figure.text(0.5, 0.5, "one")
+        yield figure
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "angle", "expected"),
+    [
+        (0.55, 0.52, 0, ["'one' over 'two'"]),
+        (0.53, 0.4, 90, ["'one' over 'two'"]),
+        (0.5, 0.7, 0, []),
+        (0.9, 0.2, 0, ["'two' beyond the edge"]),
+    ],
+)
+def test_the_check_of_labels_sees_what_overlaps(
+    two_texts: Figure, x: float, y: float, angle: float, expected: list[str]
+) -> None:
+    two_texts.text(x, y, "two", rotation=angle)
+    assert collisions(two_texts) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_labels_overlap_in_the_pictures_of_nine_cells(
+    drawn: dict[str, Picture], kind: str
+) -> None:
+    assert len(texts_of(drawn[kind].figure)[0]) > 10
+    assert collisions(drawn[kind].figure) == []
+
+
+@pytest.fixture(scope="module")
+def drawn_large(twentyfive: Loaded) -> dict[str, Picture]:
+    return {picture.name: picture for picture in pictures.draw(*twentyfive).pictures}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_labels_overlap_in_the_pictures_of_25_cells_with_long_names(
+    drawn_large: dict[str, Picture], kind: str
+) -> None:
+    figure = drawn_large[kind].figure
+    assert collisions(figure) == []
+    joined = "".join(text for text, _ in texts_of(figure)[0]).replace(" ", "")
+    for name in (*sweeps_to_draw.LONG_PRECISIONS, "ddp(devices=8)"):
+        assert name in joined  # wrapped, and never cut off
+
+
+def test_every_picture_is_written_as_png_and_svg_with_a_page_of_words(
+    nine: Loaded, tmp_path: Path
+) -> None:
+    files = pictures.write(*nine, tmp_path)
+    assert sorted(path.name for path in files) == sorted(
+        [*(f"{kind}.{suffix}" for kind in KINDS for suffix in ("png", "svg")), "captions.md"]
+    )
+    for path in files:
+        assert path.parent == tmp_path / "pictures"
+        if path.suffix == ".svg":
+            assert ET.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        elif path.suffix == ".png":
+            assert imread(path).shape[0] > 200
+    words = (tmp_path / "pictures" / "captions.md").read_text()
+    assert len(re.findall("^- ", words, re.MULTILINE)) == len(KINDS)
+
+
+def one_picture(nine: Loaded) -> Picture:
+    comparison, frame = nine
+    with style.settings():
+        found = cells.of_tables(comparison, frame)[0]
+        figure = bars.throughput(comparison.tables[0], found, "")
+    return Picture("one", 0, "", "", figure)
+
+
+def test_the_same_figures_give_the_same_files(nine: Loaded) -> None:
+    first, second = (one_picture(nine) for _ in range(2))
+    assert first.svg == second.svg
+    assert first.png() == second.png()
+
+
+def test_words_tell_every_figure_and_every_missing_cell(drawn: dict[str, Picture]) -> None:
+    alt = drawn["throughput"].alt
+    assert re.search(r"none x autocast: 16,[0-9]{3} images/s", alt)
+    assert "dp x scaler: FAILED" in alt
+    assert "ddp x autocast: PENDING" in alt
+
+
+@pytest.mark.parametrize(
+    "kind", ["throughput", "pareto", "heatmap-time", "memory", "training", "step-times"]
+)
+def test_cells_without_figures_are_shown_as_such(drawn: dict[str, Picture], kind: str) -> None:
+    shown = " ".join(text for text, _ in texts_of(drawn[kind].figure)[0])
+    assert "FAILED" in shown
+    assert "PENDING" in shown
+
+
+@pytest.mark.parametrize("kind", ["throughput", "heatmap-time", "training"])
+def test_seeds_that_are_lost_are_counted_beside_a_cell_that_has_others(
+    drawn: dict[str, Picture], kind: str
+) -> None:
+    assert "DIVERGED 1" in " ".join(text for text, _ in texts_of(drawn[kind].figure)[0])
+
+
+def test_what_no_run_recorded_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    found = pictures.draw(*loaded(tmp_path / "matrix"))
+    assert [picture.name for picture in found.pictures] == [
+        *("throughput", "heatmap-speed", "heatmap-time", "heatmap-memory", "heatmap-accuracy")
+    ]
+    assert "alexnet on digits, training curves: no run has finished an epoch" in found.left_out
+    assert any("no run recorded memory_parameters_mib" in text for text in found.left_out)
+
+
+def test_a_sweep_in_which_nothing_is_completed_draws_without_an_error(tmp_path: Path) -> None:
+    for status in (record.PENDING, record.FAILED, record.INVALID):
+        write_run(tmp_path, "none", status, status=status)
+    found = pictures.draw(*loaded(tmp_path / "matrix"))
+    assert [picture.name for picture in found.pictures] == ["throughput"]
+    assert collisions(found.pictures[0].figure) == []
+
+
+def test_tables_beyond_the_first_ones_are_counted_and_not_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "MOST_TABLES", 2)
+    for size in range(4):
+        settings = {"data.image_size": 64 + size}
+        write_run(tmp_path, settings=settings, overrides=(f"data.image_size={64 + size}",))
+    found = pictures.draw(*loaded(tmp_path / "matrix"))
+    assert {picture.table for picture in found.pictures} == {0, 1}
+    assert "2 further tables are not drawn" in found.left_out
+    names = [picture.name for picture in found.pictures]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("text", ["a$b$c", "a_{b}^2 \\alpha", "日本語", "<b>&amp;\"'", "%s {}"])
+def test_names_are_drawn_as_they_are_and_warn_of_nothing(tmp_path: Path, text: str) -> None:
+    write_run(tmp_path, "none", "fp32")
+    write_run(tmp_path, "none", text)
+    for picture in pictures.draw(*loaded(tmp_path / "matrix")).pictures:
+        shown = "".join(found for found, _ in texts_of(picture.figure)[0])
+        expected = "".join("□" if ord(c) > 0x3000 else c for c in text)
+        assert expected.replace(" ", "") in shown.replace(" ", "")
+        ET.parse(io.StringIO(picture.svg))
+
+
+def test_drawing_leaves_matplotlibs_settings_as_they_were(nine: Loaded) -> None:
+    with matplotlib.rc_context({"font.size": 31, "text.usetex": True}):
+        one_picture(nine).png()
+        assert matplotlib.rcParams["font.size"] == 31
+        assert matplotlib.rcParams["text.usetex"] is True
+
+
+def test_the_users_own_settings_change_no_picture(nine: Loaded) -> None:
+    usual = one_picture(nine).png()
+    with matplotlib.rc_context({"font.size": 31, "axes.facecolor": "red", "lines.linewidth": 9}):
+        assert one_picture(nine).png() == usual
+
+
+def heights(figure: Figure) -> dict[str, float]:
+    """The length of each bar by its label, from what matplotlib holds."""
+    axes = figure.axes[0]
+    places = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+    names = {round(float(y), 6): label.get_text() for y, label in places}
+    return {
+        names[round(patch.get_y() + patch.get_height() / 2, 6)]: patch.get_width()
+        for patch in axes.patches
+    }
+
+
+def test_bars_are_as_long_as_the_means(nine: Loaded, drawn: dict[str, Picture]) -> None:
+    frame = nine[1]
+    done = frame[frame["status"] == "completed"]
+    means = done.groupby(["parallel", "precision"])["images_per_s"].mean()
+    expected = {f"{p} x {q}": pytest.approx(value) for (p, q), value in means.items()}
+    assert heights(drawn["throughput"].figure) == expected
+
+
+def test_the_memory_of_the_fullest_device_is_stacked_in_order(tmp_path: Path) -> None:
+    values = ([1, 2], [1, 30], [1, 4], [50, 5], [1, 6], [1, 7], [1, -1])
+    parts = dict(zip(bars.PARTS, values, strict=True))
+    write_run(tmp_path, "dp", metrics={"memory_probe_peak_mib": [60, 60], **parts})
+    comparison, frame = loaded(tmp_path / "matrix")
+    with style.settings():
+        figure = bars.memory(comparison.tables[0], cells.of_tables(comparison, frame)[0], "")
+    assert figure is not None
+    # The first device holds 56 MiB, the second 53; negative values have no bar.
+    filled = [patch for patch in figure.axes[0].patches if patch.get_fill()]
+    assert [(patch.get_x(), patch.get_width()) for patch in filled] == [
+        *((0, 1), (1, 1), (2, 1), (3, 50), (53, 1), (54, 1), (55, 1))
+    ]
+
+
+def test_a_curve_is_the_mean_of_the_seeds_with_their_extremes(tmp_path: Path) -> None:
+    for seed, accuracies in enumerate(([0.1, 0.5], [0.3, 0.6], [0.2, 0.1])):
+        run = write_run(tmp_path, seed=seed)
+        rows = [
+            {"epoch": n, "test_accuracy": value, "train_time_s": 2.0 + seed}
+            for n, value in enumerate(accuracies, 1)
+        ]
+        sweeps_to_draw.add_epochs(run, rows)
+    comparison, frame = loaded(tmp_path / "matrix")
+    (cell,) = cells.of_tables(comparison, frame)[0]
+    points = curves.curve(cell, "test_accuracy").points
+    assert [(p.epoch, p.seconds, p.low, p.high) for p in points] == [
+        (1, 3.0, 0.1, 0.3),
+        (2, 6.0, 0.1, 0.6),
+    ]
+    assert [p.mean for p in points] == pytest.approx([0.2, 0.4])
+
+
+def test_filled_points_are_those_on_the_front_of_the_answer(
+    nine: Loaded, drawn: dict[str, Picture]
+) -> None:
+    front = answer.answer(nine[0]).tables[0].front
+    assert 0 < len(front) < 7
+    lines = [line for line in drawn["pareto"].figure.axes[0].lines if line.get_markersize() == 8]
+    filled = [line for line in lines if line.get_markerfacecolor() != style.PAPER]
+    assert len(lines) == 7
+    assert len(filled) == len(front)
+
+
+def to_grey(colour: str) -> float:
+    """Lightness of a colour in print: CIE L*, 0 to 100."""
+    y = style.luminance(colour)
+    return float(116 * y ** (1 / 3) - 16 if y > 0.008856 else 903.3 * y)
+
+
+def deficient(colour: str, matrix: list[list[float]]) -> np.ndarray[Any, Any]:
+    rgb = np.array(matplotlib.colors.to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return np.array(matrix) @ linear
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_colours_of_series_differ_in_black_and_white(number: int) -> None:
+    grey = [to_grey(colour) for colour in style.series(number)]
+    assert grey == sorted(grey)
+    assert min(b - a for a, b in itertools.pairwise(grey)) >= 8
+
+
+# Machado, Oliveira and Fernandes 2009, severity 1, for linear RGB.
+DEUTERANOPIA = [
+    [0.367322, 0.860646, -0.227968],
+    [0.280085, 0.672501, 0.047413],
+    [-0.011820, 0.042940, 0.968881],
+]
+PROTANOPIA = [
+    [0.152286, 1.052583, -0.204868],
+    [0.114503, 0.786281, 0.099216],
+    [-0.003882, -0.048116, 1.051998],
+]
+
+
+@pytest.mark.parametrize("matrix", [DEUTERANOPIA, PROTANOPIA], ids=["deuteranopia", "protanopia"])
+def test_colours_of_series_keep_their_order_for_the_colour_blind(matrix: list[list[float]]) -> None:
+    weights = np.array([0.2126, 0.7152, 0.0722])
+    seen = [float(weights @ deficient(colour, matrix)) for colour in style.series(5)]
+    assert seen == sorted(seen)
+    assert min(b - a for a, b in itertools.pairwise(seen)) > 0.02
+
+
+@pytest.mark.parametrize("number", [3, 7])
+def test_colours_stand_out_from_a_light_page_and_from_a_dark_one(number: int) -> None:
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted((style.luminance(one), style.luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    dark = style.dark()
+    for colour in style.series(number):
+        assert contrast(colour, style.PAPER) >= 3
+        assert contrast(dark[colour], dark[style.PAPER]) >= 3
+    for text in (style.INK, style.MUTED):
+        assert contrast(text, style.PAPER) >= 4.5
+        assert contrast(dark[text], dark[style.PAPER]) >= 4.5
+
+
+@pytest.mark.parametrize("shade", np.linspace(0, 1, 21))
+def test_text_on_every_shade_of_the_heat_maps_can_be_read(shade: float) -> None:
+    ground = matplotlib.colormaps["cividis"](shade)
+    low, high = sorted((style.luminance(ground), style.luminance(style.on(ground))))
+    assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("none x fp32", ["none x fp32"]),
+        ("autocast_bfloat16_with_fp32", ["autocast_", "bfloat16_with_", "fp32"]),
+        ("ddp (devices=8)", ["ddp (devices=", "8)"]),
+        ("ddddddddddddddddddddddddd", ["dddddddddddd", "dddddddddddd", "d"]),
+        ("", [""]),
+    ],
+)
+def test_long_names_break_where_a_reader_expects_it(text: str, lines: list[str]) -> None:
+    found = style.wrapped(text, 1.0)
+    assert found.split("\n") == lines
+    assert style.width(found) <= 1.0

@@ -1,0 +1,139 @@
+"""Real runs whose limit a person knows, and the page that is made of real runs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from amp_sweep import record
+from benchmarks import figures, measuring_overhead
+from tests.conftest import CommandLine
+
+NETWORKS = """
+import time
+from torch import nn
+
+class Computing(nn.Sequential):
+    "Large convolutions and little else."
+    def __init__(self, num_classes):
+        super().__init__(
+            nn.Conv2d(3, 32, 5), nn.Conv2d(32, 32, 5), nn.Conv2d(32, 32, 5),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, num_classes),
+        )
+
+class Hollow(nn.Sequential):
+    "Thousands of layers that do nothing, and a tiny one: all of its time is Python's."
+    def __init__(self, num_classes):
+        super().__init__(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), *(nn.Identity() for _ in range(20000)),
+            nn.Linear(3, num_classes),
+        )
+
+class Tiny(nn.Sequential):
+    def __init__(self, num_classes):
+        super().__init__(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, num_classes))
+
+class Heavy(nn.Sequential):
+    "Tens of millions of weights, and few operations with each."
+    def __init__(self, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(3 * 64 * 64, 2000), nn.Linear(2000, num_classes))
+"""
+
+SMALL = (
+    *("data=synthetic", "data.image_size=64", "data.source_size=64", "data.classes=4"),
+    *("data.batch_size=8", "data.train_images=64", "data.test_images=8", "epochs=2"),
+    # However slow the machine is: no probe may be left out.
+    *("device=cpu", "track=none", "measure.probes_s=1000"),
+)
+
+
+@pytest.fixture
+def run(command: CommandLine) -> Callable[..., record.Record]:
+    """Trains one cell and gives its record."""
+    (command.folder / "nets.py").write_text(NETWORKS)
+
+    def train(*overrides: str) -> record.Record:
+        done = command.train(*SMALL, *overrides)
+        assert done.code == 0, done.text
+        (found,) = command.records().values()
+        return found
+
+    return train
+
+
+def told(found: record.Record) -> str:
+    return f"{found.metrics['diagnosis']}: {found.metrics['diagnosis_evidence']}"
+
+
+def test_a_network_of_large_convolutions_is_compute_bound(
+    run: Callable[..., record.Record],
+) -> None:
+    found = run("model.name=nets:Computing")
+    assert found.metrics["diagnosis"] == "compute-bound", told(found)
+
+
+def test_a_tiny_network_under_much_python_is_launch_bound(
+    run: Callable[..., record.Record],
+) -> None:
+    found = run("model.name=nets:Hollow")
+    assert found.metrics["diagnosis"] == "launch-bound", told(found)
+    assert "data.batch_size" in found.metrics["diagnosis_evidence"]
+
+
+def test_a_large_model_over_gloo_is_communication_bound(
+    run: Callable[..., record.Record],
+) -> None:
+    found = run("model.name=nets:Heavy", "parallel=ddp", "optimizer=sgd", "data.batch_size=2")
+    assert found.metrics["diagnosis"] == "communication-bound", told(found)
+    assert "gloo" in found.metrics["diagnosis_evidence"]
+    assert found.metrics["communication_frac"] > 0.3
+    # Both ranks hold all weights, and the breakdown is of each.
+    assert len(found.metrics["memory_parameters_mib"]) == 2
+
+
+def test_decoding_by_pil_for_a_small_network_is_input_bound(
+    run: Callable[..., record.Record],
+) -> None:
+    found = run("model.name=nets:Tiny", "data.pipeline=pil", "data.source_size=256")
+    assert found.metrics["diagnosis"] == "input-bound", told(found)
+    assert "data.pipeline=resident" in found.metrics["diagnosis_evidence"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("two", [False, True])
+def test_the_page_of_figures_is_made_of_real_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, two: bool
+) -> None:
+    monkeypatch.setenv("AMP_SWEEP_CACHE", str(cache))
+    arguments = ["--cpu", "--out", str(tmp_path), *(["--two"] if two else [])]
+    assert figures.main(arguments) in (0, 1)  # dp on two devices is not possible on a CPU
+    kind = "two" if two else "one"
+    page = (tmp_path / f"figures-{kind}.md").read_text()
+    runs = json.loads((tmp_path / f"records-{kind}.json").read_text())
+    completed = [item for item in runs if item["status"] == record.COMPLETED]
+    assert len(completed) == (3 if two else 12)
+    for item in completed:
+        assert f"{item['metrics']['images_per_s']:,.0f}" in page
+    if not two:
+        assert "as written: none x fp32" in page and "All measuring on against all off" in page
+
+
+def test_the_interval_of_a_ratio_is_the_paired_t_interval_on_logarithms() -> None:
+    # By hand: logs 0.01, 0.03; mean 0.02, standard error 0.01, t(0.975, 1) = 12.706.
+    ratio, low, high = measuring_overhead.log_ratio_interval(
+        [1.0100501670841679, 1.030454533953517], [1.0, 1.0]
+    )
+    assert ratio == pytest.approx(1.0202013, rel=1e-6)
+    assert (low, high) == pytest.approx((0.8984, 1.1585), rel=1e-3)
+
+
+def test_the_cost_of_measuring_is_measured_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMP_SWEEP_CACHE", str(tmp_path))
+    settings = measuring_overhead.settings_for(64, 0.05, 2, "fp32", "cpu")
+    found = measuring_overhead.measure(settings, pairs=3, steps=2)
+    assert (found.pairs, found.steps) == (3, 2)
+    assert 0 < found.low <= found.ratio <= found.high
+    assert found.step_ms > 0

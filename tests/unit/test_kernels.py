@@ -1,0 +1,55 @@
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from amp_sweep.kernels import adamw, pooling
+
+INTERPRETED = Path(__file__).with_name("kernels_interpreted.py")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton here")
+def test_the_kernels_agree_with_pytorch_in_tritons_interpreter() -> None:
+    done = subprocess.run(
+        [sys.executable, str(INTERPRETED)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=INTERPRETED.parents[2],
+        env={"PYTHONPATH": str(INTERPRETED.parents[2]), "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_kernels_agree_with_pytorch_on_the_device() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(8, 64, 56, 56, device="cuda", dtype=torch.float16)
+    images = images.contiguous(memory_format=torch.channels_last)
+    ours, stock = images.clone().requires_grad_(), images.clone().requires_grad_()
+    found, expected = (
+        pooling.relu_max_pool(ours, 3, 2, 0),
+        pooling.relu_max_pool_reference(stock, 3, 2, 0),
+    )
+    gradient = torch.randn_like(found)
+    found.backward(gradient)
+    expected.backward(gradient)
+    assert torch.equal(found, expected)
+    assert ours.grad is not None and stock.grad is not None
+    assert torch.allclose(ours.grad, stock.grad, atol=1e-3)
+
+    master = torch.randn(100_003, device="cuda")
+    state = [master.half(), master, torch.zeros_like(master), torch.zeros_like(master)]
+    again = [tensor.clone() for tensor in state]
+    gradient = torch.randn_like(master).half()
+    step, lr = torch.zeros((), device="cuda"), torch.tensor(1e-3, device="cuda")
+    scalars = adamw.scalars(step, lr, None, None, 0.9, 0.999, 0.01)
+    adamw.update(*state, gradient, scalars, 0.9, 0.999, 1e-8)
+    adamw.update_reference(*again, gradient, scalars, 0.9, 0.999, 1e-8)
+    assert torch.allclose(state[1], again[1], rtol=1e-6, atol=1e-7)

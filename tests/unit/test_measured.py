@@ -1,0 +1,340 @@
+"""A cell's figures from its ranks to its record, and that measuring changes no result."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from amp_sweep import checkpoint, config, data, parallel, record
+from amp_sweep.config import RunConfig
+from amp_sweep.energy import Energy
+from amp_sweep.messages import RankJob
+from amp_sweep.parallel import Ranks
+from amp_sweep.paths import RunPaths
+from amp_sweep.precision import Observed, observe
+from amp_sweep.probes import Findings
+from amp_sweep.record import Record
+from amp_sweep.worker import Invalid, honoured, measured
+from amp_sweep.worker import train as training
+from amp_sweep.worker.build import Cell, build
+from amp_sweep.worker.state import Progress
+from amp_sweep.worker.train import StopRequest, run_cell
+
+Make = Callable[..., RunConfig]
+
+pytestmark = pytest.mark.usefixtures("torch_switches")
+
+
+@pytest.fixture
+def settings(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Two epochs of four steps of a thin AlexNet, with dropout."""
+    monkeypatch.setenv("AMP_SWEEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+
+    def of(**changes: Any) -> RunConfig:
+        return make(
+            **{
+                "model__width": 0.05,
+                "data__name": "synthetic",
+                "data__train_images": 16,
+                "data__test_images": 6,
+                "data__classes": 3,
+                "data__source_size": 64,
+                "data__batch_size": 4,
+                "epochs": 2,
+                "track__name": "none",
+                **changes,
+            }
+        )
+
+    yield of
+
+
+def job_of(root: Path, cell: RunConfig) -> RankJob:
+    root.mkdir(exist_ok=True)
+    prepared = data.prepare(cell.data)
+    plan = parallel.make_plan(cell.parallel, cell.data.batch_size, "global", "cpu", 1)
+    config.save(cell, RunPaths(root).config)
+    return RankJob(str(root), str(prepared.folder), plan, time.time(), 1, "127.0.0.1", False)
+
+
+def run(root: Path, cell: RunConfig) -> Record:
+    job, paths = job_of(root, cell), RunPaths(root)
+    current = Record("m", config.fingerprint(cell), record.RUNNING, {}, [], config.to_dict(cell))
+    current.segments.append({"from_epoch": None})
+    record.write(paths.record, current)
+    run_cell(job, paths, Ranks(0, 0, 1), StopRequest())
+    return record.read(paths.record)
+
+
+HALF = {"precision__name": "scaler", "precision__autocast": True, "precision__scaler": True}
+
+
+@pytest.mark.parametrize("precision", [{}, HALF], ids=["fp32", "scaler"])
+def test_weights_are_equal_with_all_measuring_on_and_off(
+    tmp_path: Path, settings: Make, precision: dict[str, Any]
+) -> None:
+    off = {"measure__step_times": False, "measure__energy": False, "measure__probes": False}
+    runs = {"on": settings(**precision), "off": settings(**precision, **off)}
+    assert config.fingerprint(runs["on"]) == config.fingerprint(runs["off"])
+    found = {name: run(tmp_path / name, cell) for name, cell in runs.items()}
+    kept = {
+        name: checkpoint.load(
+            RunPaths(tmp_path / name).final_weights, config.fingerprint(runs[name])
+        )["weights"]
+        for name in runs
+    }
+    assert kept["on"].keys() == kept["off"].keys()
+    assert all(torch.equal(kept["on"][key], kept["off"][key]) for key in kept["on"])
+    assert [row["train_loss"] for row in found["on"].epochs] == [
+        row["train_loss"] for row in found["off"].epochs
+    ]
+    assert found["on"].metrics["memory_probe_peak_mib"][0] > 0
+    assert found["off"].metrics["memory_probe_peak_mib"] is None
+    assert any("measure.probes=false" in note for note in found["off"].notes)
+
+
+def test_a_record_holds_every_figure_or_its_reason(tmp_path: Path, settings: Make) -> None:
+    found = run(tmp_path / "run", settings(**HALF, measure__price_per_hour=3.0))
+    metrics = found.metrics
+    assert set(metrics) >= {*measured.PROBED, *measured.ENERGY, "contended", "cost"}
+    for name, value in metrics.items():
+        if value is None:
+            assert any(name in note for note in found.notes), name
+    # None of the notes may mark the row: that is what one that begins so does.
+    assert not any(note.startswith("contended") for note in found.notes)
+    shares = [metrics[name] for name in measured.SHARES]
+    assert sum(shares) == pytest.approx(1)
+    kinds = ("parameters", "gradients", "optimizer", "activations", "input", "workspace",
+             "unattributed")  # fmt: skip
+    total = sum(metrics[f"memory_{kind}_mib"][0] for kind in kinds)
+    assert total == pytest.approx(metrics["memory_probe_peak_mib"][0])
+    assert metrics["mfu"] == pytest.approx(metrics["achieved_tflops"] / metrics["ceiling_tflops"])
+    assert metrics["achieved_tflops"] == pytest.approx(
+        metrics["flops_per_image"] * metrics["images_per_s"] / 1e12
+    )
+    assert 0 < metrics["peak_rss_above_mib"][0] < metrics["peak_rss_mib"][0]
+    # One device, from the launch to the last checkpoint, in which training is contained.
+    assert metrics["train_time_s"] < metrics["cost"] * 3600 / 3.0 < 300
+    (row,) = found.effective["observed_dtypes_by_layer"]
+    assert row == {
+        "rank": 0,
+        "device": "cpu",
+        "convolution": ["bfloat16"],
+        "linear": ["bfloat16"],
+        "loss": ["float32"],
+    }
+
+
+def test_a_probe_that_fails_never_fails_the_cell(
+    tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object, **_named: object) -> None:
+        raise RuntimeError("no snapshot here")
+
+    monkeypatch.setattr("amp_sweep.probes.memory_use.measure", fail)
+    monkeypatch.setattr("amp_sweep.probes.busy.measure", fail)
+    found = run(tmp_path / "run", settings())
+    assert found.metrics["test_accuracy"] is not None
+    assert found.metrics["memory_parameters_mib"] is None
+    assert found.metrics["diagnosis"] == "undetermined"
+    assert "no snapshot here" in found.metrics["diagnosis_evidence"]
+    assert any("memory_parameters_mib" in note and "no snapshot" in note for note in found.notes)
+
+
+def test_an_interrupted_run_says_why_it_has_no_probes(tmp_path: Path, settings: Make) -> None:
+    class Stop(StopRequest):
+        def go_on(self, ranks: Ranks, step: int) -> bool:
+            self.requested = step >= 2
+            return super().go_on(ranks, step)
+
+    cell, root = settings(), tmp_path / "run"
+    job, paths = job_of(root, cell), RunPaths(root)
+    current = Record("m", config.fingerprint(cell), record.RUNNING, {}, [], config.to_dict(cell))
+    current.segments.append({"from_epoch": None})
+    record.write(paths.record, current)
+    assert run_cell(job, paths, Ranks(0, 0, 1), Stop()) == record.INTERRUPTED
+    found = record.read(paths.record)
+    assert found.metrics["diagnosis"] is None
+    assert any("diagnosis" in note and "after the last epoch" in note for note in found.notes)
+
+
+# ------------------------------------------------------------------ what was asked for
+
+
+@pytest.fixture
+def cell(tmp_path: Path, settings: Make) -> Iterator[tuple[Cell, list[dict[str, Any]]]]:
+    """A cell after its first step, with what its only rank saw."""
+    built = build(
+        job_of(tmp_path / "run", settings(**HALF)), RunPaths(tmp_path / "run"), Ranks(0, 0, 1)
+    )
+    seen = Observed()
+    (raw,) = built.train.batches(torch.arange(4).view(1, 4))
+    with observe(built.loss, seen):
+        built.trainer.loss(*built.train.to_input(raw))
+    yield built, [honoured.seen_by_rank(built, seen)]
+    built.train.close()
+    built.test.close()
+
+
+def test_a_run_that_is_what_was_asked_for_has_no_differences(
+    cell: tuple[Cell, list[dict[str, Any]]],
+) -> None:
+    built, ranks = cell
+    assert honoured.differences(built, Progress(epoch=2), ranks) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "words"),
+    [
+        ("precision", {"scaler": False}, "gradient scaler: asked for False, ran True"),
+        ("optimizer", {"name": "sgd"}, "optimizer: asked for sgd, ran adamw"),
+        ("scheduler", {"name": "plateau"}, "asked for ReduceLROnPlateau, ran CosineAnnealingLR"),
+        ("parallel", {"name": "ddp"}, "parallel: asked for ddp, ran none"),
+        ("data", {"image_size": 32}, "image size: asked for 32, 32, ran 64, 64"),
+        ("data", {"placement": "host"}, "data.placement: asked for host, ran device"),
+    ],
+)
+def test_what_ran_otherwise_than_asked_for_is_named(
+    cell: tuple[Cell, list[dict[str, Any]]], section: str, change: dict[str, Any], words: str
+) -> None:
+    built, ranks = cell
+    part = dataclasses.replace(getattr(built.config, section), **change)
+    built.config = dataclasses.replace(built.config, **{section: part})
+    (found,) = honoured.differences(built, Progress(epoch=2), ranks)
+    assert words in found
+
+
+def test_missing_epochs_replicas_and_images_are_named(
+    cell: tuple[Cell, list[dict[str, Any]]],
+) -> None:
+    built, ranks = cell
+    assert honoured.differences(built, Progress(epoch=1), ranks) == ["epochs: asked for 2, ran 1"]
+    ranks[0]["images"]["cpu"][0] = 3
+    assert honoured.differences(built, Progress(epoch=2), ranks) == [
+        "images per step: asked for 4, ran 3"
+    ]
+    plan = dataclasses.replace(built.job.plan, replicas=2, world_size=2)
+    built.job = dataclasses.replace(built.job, plan=plan)
+    found = honoured.differences(built, Progress(epoch=2), ranks)
+    assert "replicas: asked for 2, ran 1" in found and "processes: asked for 2, ran 1" in found
+
+
+def test_a_cell_whose_run_was_another_is_invalid_and_says_both(
+    tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = training.build
+
+    def with_another_optimizer(*arguments: Any) -> Cell:
+        built = real(*arguments)
+        built.trainer.optimizer = torch.optim.SGD(built.trainer.parameters, lr=0.1)
+        built.scheduler = torch.optim.lr_scheduler.LambdaLR(built.trainer.optimizer, lambda _: 1.0)
+        return built
+
+    monkeypatch.setattr(training, "build", with_another_optimizer)
+    with pytest.raises(Invalid, match="optimizer: asked for adamw, ran sgd"):
+        run(tmp_path / "run", settings(scheduler__name="constant"))
+
+
+# ------------------------------------------------------------------ merging ranks
+
+
+def merged(ranks: list[Findings], **changes: Any) -> measured.Figures:
+    values: dict[str, Any] = {
+        "images_per_s": 100.0,
+        "wait_frac": 0.1,
+        "global_batch": 10,
+        "replicas": 2,
+        "effective": {"device_type": "cuda", "backend": "nccl", "replicas": 2},
+    }
+    return measured.probed(ranks, **(values | changes))
+
+
+def findings(**changes: Any) -> Findings:
+    return Findings(
+        {
+            "flops_per_image": 4e9,
+            "communication_s": 0.02,
+            "busy_compute_s": 0.03,
+            "busy_memory_s": 0.01,
+            "busy_communication_s": 0.0,
+            "memory_parameters_mib": [1.0],
+            "ceiling_tflops": 100.0,
+            "ceiling_gb_per_s": 4000.0,
+            **changes,
+        }
+    )
+
+
+def test_figures_of_two_ranks_become_those_of_the_run() -> None:
+    two = findings(busy_compute_s=0.05, communication_s=0.01, memory_parameters_mib=[2.0])
+    del two.metrics["ceiling_tflops"]  # rank 0 alone measures the ceilings
+    metrics = merged([findings(), two]).metrics
+    assert metrics["memory_parameters_mib"] == [1.0, 2.0]
+    # A step lasts 10 / 100 = 0.1 s.
+    assert metrics["communication_frac"] == pytest.approx(0.2)  # of the rank that waits longest
+    assert metrics["share_compute"] == pytest.approx(0.4)  # the mean of 0.3 and 0.5
+    assert metrics["share_memory"] == pytest.approx(0.1)
+    assert metrics["share_gaps"] == pytest.approx(0.2)
+    assert metrics["achieved_tflops"] == pytest.approx(4e9 * 100 / 2 / 1e12)  # a device
+    assert metrics["mfu"] == pytest.approx(0.002)
+
+
+def test_a_figure_that_one_rank_lacks_is_null_with_that_ranks_reason() -> None:
+    broken = findings()
+    broken.missing(("memory_parameters_mib",), "the memory probe failed: ValueError: x")
+    figures = merged([findings(), broken])
+    assert figures.metrics["memory_parameters_mib"] is None
+    assert any("memory probe failed" in note for note in figures.notes())
+
+
+def test_dps_own_copies_are_communication_by_the_profiler() -> None:
+    one = findings(busy_communication_s=0.04)
+    one.missing(("communication_s",), "dp copies within its own process")
+    metrics = merged([one]).metrics
+    assert metrics["communication_frac"] is None
+    assert metrics["share_communication"] == pytest.approx(0.4)
+    assert "communication_s" not in metrics
+
+
+def test_on_a_cpu_shares_are_of_the_probes_own_window() -> None:
+    # Twice as slow as the training: the shares are as if it had been alike.
+    one = findings(busy_window_s=0.08, communication_s=0.02)
+    metrics = merged([one], wait_frac=0.0).metrics
+    assert metrics["share_compute"] == pytest.approx(0.3)
+    assert metrics["share_communication"] == pytest.approx(0.2)
+    assert metrics["share_gaps"] == pytest.approx(0.4)
+
+
+def test_without_a_throughput_there_are_no_shares() -> None:
+    figures = merged([findings()], images_per_s=None, wait_frac=None)
+    assert figures.metrics["share_compute"] is None
+    assert figures.metrics["diagnosis"] == "undetermined"
+
+
+def spent(joules: float, seconds: float) -> Energy:
+    """Two windows of 250 images each on one rank."""
+    return Energy(joules, seconds, 2, 500, joules, seconds, 2, 500)
+
+
+@pytest.mark.parametrize(
+    ("energies", "contended", "joules", "marked"),
+    [
+        ([spent(100, 10), spent(50, 10)], [False, False], 150, False),
+        ([spent(100, 10), spent(50, 10)], [False, True], 150, True),
+        ([spent(100, 10), spent(50, 1)], [False, None], None, None),
+        ([spent(100, 10), Energy(reason="no counter")], [None, True], None, True),
+    ],
+)
+def test_energy_is_the_sum_over_ranks_and_any_neighbour_counts(
+    energies: list[Energy], contended: list[bool | None], joules: float | None, marked: bool | None
+) -> None:
+    figures = measured.energy_figures(energies, contended)
+    assert figures.metrics["energy_j"] == joules
+    assert figures.metrics["energy_j_per_image"] == (joules / 1000 if joules else None)
+    assert figures.metrics["contended"] is marked
+    assert not any(note.startswith("contended") for note in figures.notes())

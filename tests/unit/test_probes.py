@@ -1,0 +1,358 @@
+"""Probes on real small cells: their figures, and that they leave everything as it was."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from amp_sweep import data, engine, models, optim, precision, probes
+from amp_sweep.config import OptimizerConfig, RunConfig
+from amp_sweep.parallel import Ranks
+from amp_sweep.precision import ClassifierLoss
+from amp_sweep.probes import busy, flops, underflow
+from amp_sweep.probes.busy import COMMUNICATION, COMPUTE, MEMORY
+
+Make = Callable[..., RunConfig]
+CPU = torch.device("cpu")
+
+
+def batch(images: int = 8, size: int = 64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return (
+        torch.rand(images, 3, size, size, generator=generator),
+        torch.randint(0, 4, (images,), generator=generator),
+    )
+
+
+# ------------------------------------------------------------------ FLOPs
+
+
+def alexnet_macs(size: int, outputs: int) -> tuple[int, int]:
+    """Multiplications of AlexNet's layers per image, by hand: all, and the first layer's."""
+
+    def out(size: int, kernel: int, stride: int, padding: int) -> int:
+        return (size + 2 * padding - kernel) // stride + 1
+
+    macs = []
+    side = out(size, 11, 4, 2)
+    macs.append(64 * 3 * 11 * 11 * side**2)
+    side = out(side, 3, 2, 0)
+    macs.append(192 * 64 * 5 * 5 * side**2)
+    side = out(side, 3, 2, 0)
+    macs += [n * c * 9 * side**2 for n, c in ((384, 192), (256, 384), (256, 256))]
+    macs += [256 * 36 * 4096, 4096 * 4096, 4096 * outputs]
+    return sum(macs), macs[0]
+
+
+@pytest.mark.parametrize("size", [224, 227])
+def test_the_flops_of_alexnet_are_those_counted_by_hand(size: int) -> None:
+    with torch.device("meta"):
+        network = models.build("alexnet", 1000)
+    forward, both = flops.per_image(network, size)
+    all_macs, first = alexnet_macs(size, 1000)
+    assert forward == 2 * all_macs
+    # Backward: each layer's weights and its input, but for the images themselves.
+    assert both == 2 * (3 * all_macs - first)
+    if size == 224:
+        assert forward / 2e9 == pytest.approx(0.714, abs=0.0005)
+
+
+def test_the_meta_device_counts_as_a_cpu_does() -> None:
+    with torch.device("meta"):
+        shapes = flops.per_image(models.build("alexnet", 10, width=0.1), 64)
+    assert shapes == flops.per_image(models.build("alexnet", 10, width=0.1), 64)
+
+
+# ------------------------------------------------------------------ underflow
+
+
+class Faint(nn.Module):
+    """All its gradients are about 1e-7 of what is usual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(12, 16)
+        self.two = nn.Linear(16, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.two(torch.tanh(self.one(images.mean(dim=(2, 3)).repeat(1, 4)))) * 1e-7
+
+
+def test_gradients_that_are_too_small_for_float16_are_seen_and_a_scale_saves_them() -> None:
+    torch.manual_seed(0)
+    loss = ClassifierLoss(Faint(), "cpu", torch.float16)
+    found = underflow.measure(loss, [batch(8, 4)], 65536.0)
+    assert found.unscaled > 0.5
+    assert found.scaled < 0.05 and found.scale == 65536.0
+
+
+def test_the_share_is_that_of_an_independent_count() -> None:
+    torch.manual_seed(0)
+    network = Faint()
+    loss = ClassifierLoss(network, "cpu", torch.float16)
+    images, labels = batch(8, 4)
+    found = underflow.measure(loss, [(images, labels)], 1024.0)
+
+    def gradients(dtype: torch.dtype | None, scale: float) -> Tensor:
+        network.zero_grad()
+        (ClassifierLoss(network, "cpu", dtype)(images, labels).mean() * scale).backward()
+        return torch.cat([p.grad.flatten() for p in network.parameters()])  # type: ignore[union-attr]
+
+    exact = gradients(None, 1.0)
+    for scale, share in ((1.0, found.unscaled), (1024.0, found.scaled)):
+        lost = (gradients(torch.float16, scale) == 0) & (exact != 0)
+        assert share == pytest.approx(lost.float().mean().item())
+
+
+def test_a_scale_that_overflows_is_halved_as_a_scaler_would() -> None:
+    torch.manual_seed(0)
+    loss = ClassifierLoss(models.build("alexnet", 4, width=0.05), "cpu", torch.bfloat16)
+    found = underflow.measure(loss, [batch(2)], 2.0**130)
+    assert 1.0 < found.scale < 2.0**129 and math.frexp(found.scale)[0] == 0.5
+    assert found.scaled <= found.unscaled
+
+
+def test_looking_for_underflow_changes_neither_weights_nor_gradients_nor_modes() -> None:
+    torch.manual_seed(0)
+    loss = ClassifierLoss(models.build("alexnet", 4, width=0.05), "cpu", torch.bfloat16)
+    loss.train()
+    before = [p.clone() for p in loss.parameters()]
+    underflow.measure(loss, [batch(2)], 2.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, loss.parameters(), strict=True))
+    assert all(p.grad is None for p in loss.parameters())
+    assert all(module.training for module in loss.modules())
+
+
+def test_half_precision_weights_are_compared_with_their_own_values_in_float32() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16, 4))
+    network[1].to(torch.bfloat16)
+    found = underflow.measure(ClassifierLoss(network, "cpu", torch.bfloat16), [batch(8, 4)], 8.0)
+    assert found.unscaled == found.scaled == 0.0
+
+
+# ------------------------------------------------------------------ busy
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTN", COMPUTE),
+        ("sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize64x64x64", COMPUTE),
+        ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_f32_nhwckrsc_nhwc", COMPUTE),
+        ("cutlass__5x_cudnn::Kernel<cutlass_tensorop_s1688wgrad_optimized_tf32>", COMPUTE),
+        ("void cudnn::cnn::conv2d_grouped_direct_kernel<float>", COMPUTE),
+        ("ampere_sgemm_128x64_tn", COMPUTE),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, float>", COMPUTE),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>", MEMORY),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdam>", MEMORY),
+        ("void at::native::max_pool_forward_nhwc<c10::Half, int>", MEMORY),
+        ("void cudnn::ops::convertTensor_kernel<float, float>", MEMORY),
+        ("Memcpy DtoD (Device -> Device)", MEMORY),
+        ("Memset (Device)", MEMORY),
+        ("Memcpy PtoP (Device -> Device)", COMMUNICATION),
+        (
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+            COMMUNICATION,
+        ),
+    ],
+)
+def test_kernels_are_told_apart_by_name(name: str, kind: str) -> None:
+    assert busy.kernel_kind(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("aten::convolution", COMPUTE),
+        ("aten::convolution_backward", COMPUTE),
+        ("aten::mm", COMPUTE),
+        ("aten::addmm", COMPUTE),
+        ("aten::_fused_adamw_", MEMORY),
+        ("aten::max_pool2d_with_indices", MEMORY),
+        ("aten::threshold_backward", MEMORY),
+        ("aten::sum.dim_IntList", MEMORY),
+    ],
+)
+def test_operations_are_told_apart_by_name(name: str, kind: str) -> None:
+    assert busy.operation_kind(name) == kind
+
+
+def test_each_moment_counts_once_and_hidden_communication_for_nothing() -> None:
+    found = busy.exposed(
+        [
+            (0.0, 4.0, COMPUTE),
+            (3.0, 6.0, MEMORY),  # one second beside compute
+            (5.0, 9.0, COMMUNICATION),  # one second beside memory
+            (8.0, 10.0, COMPUTE),  # and one beside compute
+            (12.0, 13.0, MEMORY),  # after a gap of two
+            (13.0, 13.0, COMPUTE),
+        ]
+    )
+    assert found == pytest.approx({COMPUTE: 6.0, MEMORY: 3.0, COMMUNICATION: 2.0})
+
+
+def test_the_time_of_operations_is_seen_in_the_backward_pass_too() -> None:
+    weight = torch.randn(256, 256, requires_grad=True)
+    inputs = torch.randn(512, 256)
+
+    def step(_batch: None) -> None:
+        time.sleep(0.02)  # no operation: a gap
+        (inputs @ weight).sum().backward()
+
+    found = busy.measure(lambda: None, step, [CPU])
+    assert found.compute_s > found.memory_s > 0 and found.communication_s == 0
+    assert found.window_s is not None
+    assert found.window_s - found.compute_s - found.memory_s > 0.02
+
+
+# ------------------------------------------------------------------ all together
+
+
+def subject(make: Make, tmp_path: Path, **changes: Any) -> probes.Subject:
+    """A small cell after its training."""
+    settings = make(
+        data__name="synthetic",
+        data__train_images=16,
+        data__test_images=4,
+        data__classes=4,
+        data__source_size=64,
+        data__batch_size=4,
+    )
+    prepared = data.prepare(settings.data)
+    split = data.open_split(prepared, "train", settings.data, CPU)
+    torch.manual_seed(0)
+    network = models.build("alexnet", 4, width=0.05)
+    dtype = changes.pop("dtype", torch.bfloat16)
+    loss = ClassifierLoss(network, "cpu", dtype)
+    optimizer = optim.build_optimizer(loss.parameters(), OptimizerConfig("adamw", 1e-3), CPU)
+    scaler = precision.make_scaler(dtype is not None, "cpu", 1024.0, 100)
+    trainer = engine.Trainer(loss, list(loss.parameters()), optimizer, scaler, 1.0)
+    indices = torch.arange(16).view(4, 4)
+    for raw in split.batches(indices[:2]):
+        engine.train_step(trainer, *split.to_input(raw))
+    values: dict[str, Any] = {
+        "trainer": trainer,
+        "loss": loss,
+        "split": split,
+        "stored": split.stored(),
+        "indices": indices,
+        "devices": [CPU],
+        "ranks": Ranks(0, 0, 1),
+        "step_s": 0.001,
+        "train_s": 1.0,
+        "allowed_s": 3.0,
+        "autocast_dtype": dtype,
+        "tf32": False,
+        "init_scale": 1024.0,
+        "device_name": "cpu",
+        "driver": None,
+        "cache": tmp_path / "ceilings",
+        "plain_network": lambda: models.build("alexnet", 4, width=0.05),
+        "image_size": 64,
+    }
+    return probes.Subject(**(values | changes))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMP_SWEEP_CACHE", str(tmp_path / "cache"))
+
+
+def test_every_probe_gives_its_figures(make: Make, tmp_path: Path) -> None:
+    seen: list[str] = []
+    found = probes.run_probes(subject(make, tmp_path), seen.append)
+    assert found.reasons == {}
+    assert None not in found.metrics.values()
+    assert set(found.metrics) >= {*probes.MEMORY, *probes.UNDERFLOW, *probes.BUSY}
+    assert found.metrics["communication_s"] == 0.0  # one process
+    assert found.metrics["ceiling_tflops"] > 0
+    assert len(seen) == 6
+
+
+def test_the_probes_leave_weights_optimizer_scaler_and_random_numbers_alone(
+    make: Make, tmp_path: Path
+) -> None:
+    cell = subject(make, tmp_path)
+
+    def state() -> list[Tensor]:
+        kept = [*cell.loss.state_dict().values()]
+        for entry in cell.trainer.optimizer.state.values():
+            kept += [value for value in entry.values() if isinstance(value, Tensor)]
+        kept.append(torch.get_rng_state())
+        return [item.clone() for item in kept]
+
+    before, scale = state(), cell.trainer.scaler.get_scale()
+    probes.run_probes(cell)
+    after = state()
+    assert len(before) == len(after) > 30
+    assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
+    assert cell.trainer.scaler.get_scale() == scale
+    assert all(parameter.grad is None for parameter in cell.loss.parameters())
+    # Training goes on as it would have: the optimizer steps its own weights.
+    raw = next(cell.split.batches(cell.indices[:1]))
+    engine.train_step(cell.trainer, *cell.split.to_input(raw))
+    assert not torch.equal(after[0], next(iter(cell.loss.state_dict().values())))
+
+
+def test_a_copied_optimizer_steps_its_own_weights_under_a_scheduler(make: Make) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    before = weight.detach().clone()
+    twin = probes._twin(optimizer)
+    (copied,) = twin.param_groups[0]["params"]
+    assert torch.equal(copied, before)
+    copied.grad = torch.ones(3)
+    twin.step()
+    assert torch.equal(weight, before) and not torch.equal(copied, before)
+    # And by as much as the original would.
+    optimizer.step()
+    assert torch.equal(weight, copied)
+
+
+def test_a_failing_probe_costs_its_own_figures_only(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object, **_named: object) -> None:
+        raise torch.OutOfMemoryError("out of memory\nand many more lines")
+
+    monkeypatch.setattr(underflow, "measure", fail)
+    found = probes.run_probes(subject(make, tmp_path))
+    for name in probes.UNDERFLOW:
+        assert found.metrics[name] is None
+        assert found.reasons[name] == (
+            "the underflow probe failed: OutOfMemoryError: out of memory"
+        )
+    assert set(found.reasons) == set(probes.UNDERFLOW)
+    assert found.metrics["flops_per_image"] > 0
+
+
+def test_in_float32_there_is_no_underflow_to_look_for(make: Make, tmp_path: Path) -> None:
+    found = probes.run_probes(subject(make, tmp_path, dtype=None))
+    assert found.metrics["underflow_frac"] is None
+    assert found.reasons["underflow_frac"] == "nothing is computed in half precision"
+
+
+def test_what_would_take_too_long_on_a_cpu_is_left_out_and_says_so(
+    make: Make, tmp_path: Path
+) -> None:
+    found = probes.run_probes(subject(make, tmp_path, step_s=1.0, train_s=0.0))
+    assert found.metrics["memory_parameters_mib"] is not None
+    assert found.metrics["underflow_frac"] is None
+    assert "5% of the training time" in found.reasons["underflow_frac"]
+    longer = probes.run_probes(subject(make, tmp_path, step_s=1.0, train_s=1000.0))
+    assert longer.reasons == {}
+
+
+def test_a_device_that_no_probe_knows_has_reasons_only(make: Make, tmp_path: Path) -> None:
+    found = probes.run_probes(subject(make, tmp_path, devices=[torch.device("mps")]))
+    assert set(found.metrics.values()) == {None}
+    assert set(found.reasons.values()) == {"not measured on mps"}

@@ -1,0 +1,83 @@
+from amp_sweep import config, legality, record, speedups
+from amp_sweep.config import RunConfig
+from tests.unit.conftest import Make
+
+AUTO = {
+    "memory__compile": "auto",
+    "memory__cuda_graph": "auto",
+    "memory__fused_layers": "auto",
+    "memory__master_weights": "auto",
+}
+HALF = {"precision__name": "scaler", "precision__autocast": True, "precision__scaler": True}
+
+
+def impossible(cell: RunConfig, device_type: str) -> str | None:
+    return legality.impossible_here(
+        cell, device_type=device_type, visible_devices=2, native_bf16=True
+    )
+
+
+def test_auto_turns_everything_on_for_half_precision_on_one_gpu(make: Make) -> None:
+    chosen = speedups.choose(make(**AUTO, **HALF), "cuda", None)
+    assert chosen == speedups.Speedups("default", True, True, True)
+
+
+def test_auto_leaves_float32_without_master_weights(make: Make) -> None:
+    assert speedups.choose(make(**AUTO), "cuda", None).master_weights is False
+
+
+def test_auto_turns_nothing_on_for_dp_and_on_a_cpu(make: Make) -> None:
+    nothing = speedups.Speedups()
+    dp = make(**AUTO, **HALF, parallel__name="dp")
+    assert speedups.choose(dp, "cuda", None) == nothing
+    assert speedups.choose(make(**AUTO, **HALF), "cpu", None) == nothing
+
+
+def test_auto_captures_no_graph_where_one_cannot_hold_the_step(make: Make) -> None:
+    gloo = make(**AUTO, **HALF, parallel__name="ddp")
+    assert speedups.choose(gloo, "cuda", "gloo").cuda_graph is False
+    assert speedups.choose(gloo, "cuda", "nccl").cuda_graph is True
+    loader = make(**AUTO, data__pipeline="loader")
+    assert speedups.choose(loader, "cuda", None).cuda_graph is False
+
+
+def test_auto_keeps_float32_gradients_where_their_norm_is_clipped(make: Make) -> None:
+    clipped = make(**AUTO, **HALF, optimizer__clip_norm=1.0)
+    assert speedups.choose(clipped, "cuda", None).master_weights is False
+
+
+def test_what_is_asked_for_by_name_is_not_decided_here(make: Make) -> None:
+    asked = make(memory__compile="max-autotune", memory__fused_layers=True)
+    chosen = speedups.choose(asked, "cpu", None)
+    assert chosen == speedups.Speedups("max-autotune", False, True, False)
+
+
+def test_what_a_mode_cannot_do_makes_the_cell_invalid_with_the_reason(make: Make) -> None:
+    dp = {"parallel__name": "dp"}
+    assert "DataParallel" in (impossible(make(**dp, memory__compile="default"), "cuda") or "")
+    assert "DataParallel" in (impossible(make(**dp, memory__cuda_graph=True), "cuda") or "")
+    half = make(**dp, **HALF, memory__master_weights=True)
+    assert "DataParallel" in (impossible(half, "cuda") or "")
+    assert "CUDA" in (impossible(make(memory__cuda_graph=True), "cpu") or "")
+    gloo = make(parallel__name="ddp", parallel__backend="gloo", memory__cuda_graph=True)
+    assert "gloo" in (impossible(gloo, "cuda") or "")
+    pil = make(data__pipeline="pil", memory__cuda_graph=True)
+    assert "resident" in (impossible(pil, "cuda") or "")
+    assert impossible(make(memory__cuda_graph=True, memory__compile="default"), "cuda") is None
+
+
+def test_what_no_device_can_do_is_refused_before_a_sweep_starts(make: Make) -> None:
+    assert "autocast" in legality.check(make(memory__master_weights=True))[0]
+    sgd = make(**HALF, memory__master_weights=True, optimizer__name="sgd")
+    assert "adamw" in legality.check(sgd)[0]
+    clipped = make(**HALF, memory__master_weights=True, optimizer__clip_norm=1.0)
+    assert "clip_norm" in legality.check(clipped)[0]
+    assert "true, false or auto" in legality.check(make(memory__cuda_graph="maybe"))[0]
+    assert "allowed are off" in legality.check(make(memory__compile="yes"))[0]
+
+
+def test_runs_from_before_the_modes_keep_their_identity(make: Make) -> None:
+    flat = record.flatten(config.to_dict(make()))
+    older = {name: value for name, value in flat.items() if name not in record.ADDED_LATER}
+    assert record.identity(flat) == record.identity(older)
+    assert config.fingerprint(make()) != config.fingerprint(make(memory__fused_layers=True))
