@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,11 @@ class Trainer:
     scaler: torch.amp.GradScaler
     clip_norm: float | None
     graph: StepGraph | None = None  # where the whole step is a CUDA graph
+    # What the scaler scales to tell its scale: a graph may read only what outlives it.
+    one: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.one = torch.ones((), device=self.parameters[0].device)
 
 
 @dataclass
@@ -68,16 +73,15 @@ def train_epoch(
     graph = trainer.graph
     losses = torch.zeros(steps, device=devices[0])
     scales = torch.ones(steps, device=devices[0])
-    one = torch.ones((), device=devices[0])
     trainer.loss.train()
 
-    def step(raw: Raw) -> tuple[Tensor, Tensor]:
+    def step(raw: Raw) -> tuple[Tensor, Tensor | None]:
         images, labels = split.to_input(raw)
         if graph is None:
             clock.input_ready()
         loss = train_step(trainer, images, labels)
         # The scale itself, without a read-back.
-        return loss, trainer.scaler.scale(one) if trainer.scaler.is_enabled() else one
+        return loss, trainer.scaler.scale(trainer.one) if trainer.scaler.is_enabled() else None
 
     if graph is not None:
         graph.load(indices)
@@ -91,7 +95,9 @@ def train_epoch(
         if graph is None:
             raw = next(batches)
             clock.batch_there()
-            losses[done], scales[done] = step(raw)
+            losses[done], scale = step(raw)
+            if scale is not None:
+                scales[done] = scale
         else:  # batch and input are parts of the graph, in which nothing can be timed
             clock.batch_there()
             clock.input_ready()

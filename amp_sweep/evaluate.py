@@ -62,6 +62,10 @@ def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
             dropout=settings.model.dropout,
         )
         network.load_state_dict(state["weights"])
+        if recorded.effective.get("fused_layers"):  # the same sums, to the last bit
+            from amp_sweep.fused import layers
+
+            network = layers.fuse(network)
     except (data.DataError, checkpoint.CheckpointError, models.ModelError) as error:
         raise EvaluationError(str(error)) from error
     except (RuntimeError, KeyError) as error:

@@ -86,6 +86,8 @@ def _section(title: str, *content: RenderableType) -> RenderableType:
 
 def story(run: Record, folder: Path | None = None) -> Iterator[RenderableType]:
     """The parts of a run's story, in the order in which one would ask."""
+    # Records come from other machines: no control sequence of theirs reaches a terminal.
+    run = Record(**{name: _printable(value) for name, value in vars(run).items()})
     found = Story(run)
     title = Text(f"{run.cell.get('parallel')} x {run.cell.get('precision')}", style="bold")
     title.append(f", seed {run.cell.get('seed')}: ", style="not bold")
@@ -116,6 +118,15 @@ def story(run: Record, folder: Path | None = None) -> Iterator[RenderableType]:
         yield _section("Notes", *(Text(f"- {note}") for note in run.notes))
     if run.error:
         yield _section("Error", *_error(run.error))
+
+
+def _printable(value: Any) -> Any:
+    """The same value with only printable characters and line ends in its texts."""
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() or c == "\n" else " " for c in value)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    return [_printable(item) for item in value] if isinstance(value, list) else value
 
 
 def _not_begun(run: Record) -> bool:

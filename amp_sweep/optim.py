@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
     LambdaLR,
@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import (
 )
 
 from amp_sweep.config import OptimizerConfig, SchedulerConfig
-from amp_sweep.master_weights import MasterAdamW
 
 # Fused kernels take the gradient scale as a tensor: the scaler then never waits for the device.
 FUSED = ("cuda", "cpu")
@@ -24,22 +23,11 @@ def build_optimizer(
     device: torch.device,
     *,
     in_graph: bool = False,
-    masters: dict[nn.Parameter, Tensor] | None = None,
 ) -> torch.optim.Optimizer:
     """The optimizer of `config` over `parameters`, fused where there is a fused kernel.
 
     `in_graph`: its steps are captured, so the learning rate is a tensor that the schedule fills.
-    `masters`: float32 values of the parameters that are in half precision; AdamW only.
     """
-    if masters is not None:
-        return MasterAdamW(
-            parameters,
-            masters,
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-        )
     fused = device.type in FUSED
     lr = torch.tensor(config.lr, device=device) if in_graph else config.lr
     if config.name == "adamw":

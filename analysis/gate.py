@@ -13,7 +13,7 @@ from amp_sweep import record
 from analysis import columns, footnotes, key, labels, statistics, texts, verdicts
 from analysis.compare import MEMORIES
 from analysis.frame import rows_of
-from analysis.statistics import ALPHA, Figure
+from analysis.statistics import ALPHA, Contrast, Figure
 from analysis.verdicts import ACCURACY, RATIO, Effect
 
 Row = dict[str, Any]
@@ -207,13 +207,18 @@ def _figure(rows: Sequence[Row], name: str) -> Figure:
 def _judged(checks: Sequence[Check], allowed: Tolerances, alpha: float) -> list[Check]:
     """The same checks, with verdicts where figures are compared."""
     tested = [i for i, each in enumerate(checks) if each.verdict == SAME and each.effect]
-    repeated = [i for i in tested if (effect := checks[i].effect) and effect.contrast]
-    chances = [_chance(checks[i]) for i in repeated]
-    adjusted = dict(zip(repeated, statistics.holm(chances), strict=True))
-    found = list(checks)
+    adjusted = {i: 1.0 for i in tested if _contrast(checks[i])}
+    # What is the same in every run needs no test.
+    tests = [i for i in adjusted if (found := _contrast(checks[i])) and not found.identical]
+    adjusted |= dict(zip(tests, statistics.holm([_chance(checks[i]) for i in tests]), strict=True))
+    judged = list(checks)
     for i in tested:
-        found[i] = _verdict(checks[i], allowed, adjusted.get(i), alpha)
-    return found
+        judged[i] = _verdict(checks[i], allowed, adjusted.get(i), alpha)
+    return judged
+
+
+def _contrast(check: Check) -> Contrast | None:
+    return check.effect.contrast if check.effect else None
 
 
 def _loss(check: Check, effect: Effect) -> float:
@@ -225,7 +230,7 @@ def _loss(check: Check, effect: Effect) -> float:
 
 def _chance(check: Check) -> float:
     """One-sided probability of a change this large in its direction, had nothing changed."""
-    contrast = check.effect.contrast if check.effect else None
+    contrast = _contrast(check)
     return 1.0 if contrast is None else contrast.p_two_sided() / 2
 
 

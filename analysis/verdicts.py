@@ -138,8 +138,9 @@ def judged(effects: Sequence[Effect], margin: float = MARGIN, alpha: float = ALP
     accuracies.
     """
     tested = [i for i, e in enumerate(effects) if e.contrast and not e.contrast.identical]
-    first = [i for i in tested if effects[i].figure != GATED]
-    gated = [i for i in tested if effects[i].figure == GATED]
+    doors = {effects[i].cell for i in tested if effects[i].figure == GATE}
+    gated = [i for i in tested if effects[i].figure == GATED and effects[i].cell in doors]
+    first = [i for i in tested if i not in gated]
     accuracies = [i for i in tested if effects[i].figure == ACCURACY]
     adjusted = _holm(effects, first)
     shown = {effects[i].cell for i in first if effects[i].figure == GATE and adjusted[i] <= alpha}

@@ -78,7 +78,12 @@ def entries(options: argparse.Namespace) -> list[Entry]:
             *(Entry(n, base) for n in ("lightning_resident", "lightning_equal",
                                        "accelerate_resident", "accelerate_equal")),
         ]  # fmt: skip
-    return [row for row in rows if not options.only or row.contender in options.only]
+    return [
+        row
+        for row in rows
+        if (not options.only or row.contender in options.only)
+        and (not options.precision or row.work.precision in options.precision)
+    ]
 
 
 @contextmanager
@@ -157,10 +162,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=300, help="steps that are timed")
     parser.add_argument("--repeats", type=int, default=1, help="of each contender, interleaved")
     parser.add_argument("--only", nargs="+", choices=sorted(CONTENDERS), help="these alone")
+    parser.add_argument("--precision", nargs="+", help="in these precisions alone")
     parser.add_argument("--out", type=Path, help="folder for table.md and results.json")
     options = parser.parse_args(arguments)
     with images_folder(options.images) as options.images:
         rows = entries(options)
+        text = "nothing was asked for\n"
         found: dict[Entry, list[dict[str, Any]]] = {row: [] for row in rows}
         for repeat in range(options.repeats):
             for number, row in enumerate(rows, start=1):
@@ -172,18 +179,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"[{repeat * len(rows) + number}/{len(rows) * options.repeats}] "
                     f"{row.label}: {said}\n"
                 )
-    text = "\n".join([*table(rows, found), "", *(f"- {line}" for line in provenance(options)), ""])
+                # After each one: a run that is cut short keeps what it has.
+                text = _written(options, rows, found)
     sys.stdout.write(text)
+    return 0
+
+
+def _written(
+    options: argparse.Namespace, rows: Sequence[Entry], found: dict[Entry, list[dict[str, Any]]]
+) -> str:
+    """The table so far, in the folder that was asked for."""
+    there = [row for row in rows if found[row]]
+    lines = [*table(there, found), "", *(f"- {line}" for line in provenance(options)), ""]
+    text = "\n".join(lines)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "table.md").write_text(text, encoding="utf-8")
-        results = [{**asdict(row), "results": found[row]} for row in rows]
+        results = [{**asdict(row), "results": found[row]} for row in there]
         for result in results:
             result["work"]["images"] = None  # a path of this machine
         (options.out / "results.json").write_text(
             json.dumps(results, indent=1) + "\n", encoding="utf-8"
         )
-    return 0
+    return text
 
 
 if __name__ == "__main__":

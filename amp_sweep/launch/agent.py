@@ -219,7 +219,11 @@ class Agent:
 
     def close(self) -> None:
         """Leave nothing of it."""
-        self._process.kill()
-        self._process.join()
+        if self._process.pid is not None:
+            self._process.kill()
+            self._process.join()
         self._process.close()
         self._answers.close()
+        self._theirs.close()
+        if self._listener is not None:
+            self._listener.close()

@@ -14,7 +14,6 @@ from amp_sweep import (
     config,
     data,
     engine,
-    master_weights,
     memory,
     models,
     optim,
@@ -23,6 +22,7 @@ from amp_sweep import (
     speedups,
 )
 from amp_sweep.config import RunConfig
+from amp_sweep.fused import master_weights
 from amp_sweep.graph import WARM_UP_STEPS, WARM_UP_STEPS_DDP, StepGraph
 from amp_sweep.hardware import cpu_name, usable_cores
 from amp_sweep.messages import RankJob
@@ -131,7 +131,7 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
     )
     chosen = speedups.choose(settings, plan.device_type, plan.backend)
     if chosen.fused_layers:
-        from amp_sweep import layers  # its kernels are registered with PyTorch at import
+        from amp_sweep.fused import layers  # its kernels are registered with PyTorch at import
 
         network = layers.fuse(network)
     network = network.to(devices[0]).to(memory_format=memory.memory_format(channels_last))
@@ -159,8 +159,12 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
     if chosen.compile != "off":
         wrapped = _compiled(wrapped, loss, train, speedups.COMPILE_MODES[chosen.compile])
     parameters = list(loss.parameters())
-    optimizer = optim.build_optimizer(
-        parameters, settings.optimizer, devices[0], in_graph=chosen.cuda_graph, masters=masters
+    optimizer = (
+        optim.build_optimizer(
+            parameters, settings.optimizer, devices[0], in_graph=chosen.cuda_graph
+        )
+        if masters is None
+        else master_weights.build_optimizer(parameters, masters, settings.optimizer)
     )
     scheduler = optim.build_scheduler(optimizer, settings.scheduler, settings.epochs)
     scaler = precision.make_scaler(

@@ -19,7 +19,7 @@ from amp_sweep import record
 from analysis import texts
 from analysis.compare import Comparison, Table
 from analysis.markup import markdown_escape
-from analysis.pictures import bars, cells, curves, matrix, scatter, style
+from analysis.pictures import bars, cells, curves, matrix, scatter, stacks, style
 from analysis.pictures.cells import Drawn
 
 # Folder of the files inside the one that is given, and the file with their words.
@@ -116,9 +116,16 @@ def _kinds(table: Table) -> Iterator[Kind]:
     yield Kind(
         "memory",
         "memory by what it is for",
-        bars.memory,
-        tuple(bars.PARTS),
-        f"no run recorded {', '.join(bars.PARTS)}",
+        stacks.memory,
+        tuple(stacks.MEMORY),
+        f"no run recorded {', '.join(stacks.MEMORY)}",
+    )
+    yield Kind(
+        "time",
+        "where the time goes",
+        stacks.time,
+        tuple(stacks.TIME),
+        f"no run recorded {', '.join(stacks.TIME)}",
     )
     yield Kind(
         "training",
@@ -194,8 +201,10 @@ def _told(drawn: Sequence[Drawn], columns: Sequence[str]) -> str:
 
 
 def _text(column: str) -> Callable[[float], str]:
-    if column in bars.PARTS:
-        return lambda value: f"{bars.PARTS[column]} {texts.quantity(value)} MiB"
+    if column in stacks.MEMORY:
+        return lambda value: f"{stacks.MEMORY[column]} {texts.quantity(value)} MiB"
+    if column in stacks.TIME:
+        return lambda value: f"{stacks.TIME[column]} {value:.0%}"
     return TEXT.get(column, texts.quantity)
 
 

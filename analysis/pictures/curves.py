@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 
 from analysis.compare import Table
 from analysis.pictures import style
-from analysis.pictures.bars import WIDE
 from analysis.pictures.cells import Drawn, Epoch
+from analysis.pictures.rows import WIDE
 
 ACROSS = 3  # panels side by side
 PANEL, BETWEEN = 1.75, 0.2  # height of a panel, space between panels

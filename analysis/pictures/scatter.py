@@ -13,8 +13,8 @@ from matplotlib.patches import Patch
 from analysis import answer, texts
 from analysis.compare import Comparison, Table
 from analysis.pictures import style
-from analysis.pictures.bars import WIDE, precision_colours
 from analysis.pictures.cells import Drawn
+from analysis.pictures.rows import WIDE, precision_colours
 
 HIGH = 3.6
 MARK = 0.11  # side of a point's box

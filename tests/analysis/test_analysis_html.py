@@ -114,7 +114,7 @@ def test_the_answer_stands_before_the_tables_and_the_pictures(text: str) -> None
 
 def test_the_page_holds_every_picture_and_asks_for_nothing(tree: Tree) -> None:
     images = tree.all("img")
-    assert len(images) == 11
+    assert len(images) == 12
     for image in images:
         assert str(image["src"]).startswith("data:image/svg+xml;base64,")
         assert len(str(image["alt"])) > 60

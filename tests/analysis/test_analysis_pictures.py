@@ -20,7 +20,7 @@ from amp_sweep import record
 from analysis import answer, pictures
 from analysis.compare import Comparison, compare
 from analysis.frame import load
-from analysis.pictures import Picture, bars, cells, curves, style
+from analysis.pictures import Picture, bars, cells, curves, stacks, style
 from tests.analysis import sweeps_to_draw
 from tests.analysis.synthetic import write_run
 
@@ -36,6 +36,7 @@ KINDS = [
     "heatmap-accuracy",
     "heatmap-energy",
     "memory",
+    "time",
     "training",
     "time-to-accuracy",
     "step-times",
@@ -197,7 +198,7 @@ def test_words_tell_every_figure_and_every_missing_cell(drawn: dict[str, Picture
 
 
 @pytest.mark.parametrize(
-    "kind", ["throughput", "pareto", "heatmap-time", "memory", "training", "step-times"]
+    "kind", ["throughput", "pareto", "heatmap-time", "memory", "time", "training", "step-times"]
 )
 def test_cells_without_figures_are_shown_as_such(drawn: dict[str, Picture], kind: str) -> None:
     shown = " ".join(text for text, _ in texts_of(drawn[kind].figure)[0])
@@ -289,17 +290,30 @@ def test_bars_are_as_long_as_the_means(nine: Loaded, drawn: dict[str, Picture]) 
 
 def test_the_memory_of_the_fullest_device_is_stacked_in_order(tmp_path: Path) -> None:
     values = ([1, 2], [1, 30], [1, 4], [50, 5], [1, 6], [1, 7], [1, -1])
-    parts = dict(zip(bars.PARTS, values, strict=True))
+    parts = dict(zip(stacks.MEMORY, values, strict=True))
     write_run(tmp_path, "dp", metrics={"memory_probe_peak_mib": [60, 60], **parts})
     comparison, frame = loaded(tmp_path / "matrix")
     with style.settings():
-        figure = bars.memory(comparison.tables[0], cells.of_tables(comparison, frame)[0], "")
+        figure = stacks.memory(comparison.tables[0], cells.of_tables(comparison, frame)[0], "")
     assert figure is not None
     # The first device holds 56 MiB, the second 53; negative values have no bar.
     filled = [patch for patch in figure.axes[0].patches if patch.get_fill()]
     assert [(patch.get_x(), patch.get_width()) for patch in filled] == [
         *((0, 1), (1, 1), (2, 1), (3, 50), (53, 1), (54, 1), (55, 1))
     ]
+
+
+def test_shares_of_the_time_are_shown_where_the_whole_is_known(tmp_path: Path) -> None:
+    shares = dict(zip(stacks.TIME, (0.5, 0.3, 0.0, 0.1, 0.1), strict=True))
+    write_run(tmp_path, "none", metrics={**shares, "diagnosis": "compute-bound"})
+    write_run(tmp_path, "dp", metrics={"share_input": 0.1, "diagnosis": "undetermined"})
+    comparison, frame = loaded(tmp_path / "matrix")
+    with style.settings():
+        figure = stacks.time(comparison.tables[0], cells.of_tables(comparison, frame)[0], "")
+    assert figure is not None
+    filled = [patch for patch in figure.axes[0].patches if patch.get_fill()]
+    assert [patch.get_width() for patch in filled] == pytest.approx([0.5, 0.3, 0.1, 0.1])
+    assert {"compute-bound", "undetermined"} <= {text for text, _ in texts_of(figure)[0]}
 
 
 def test_a_curve_is_the_mean_of_the_seeds_with_their_extremes(tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ def test_a_time_is_judged_after_the_speed_has_shown_a_difference() -> None:
     )
 
 
+def test_a_time_without_a_speed_is_judged_on_its_own() -> None:
+    slow, quick = figure(2.00, 2.02, 1.99), figure(1.00, 1.01, 0.99)
+    assert judged([of("train_time_s", slow, quick)])[0].verdict == SLOWER
+
+
 def test_accuracy_is_not_inferior_only_where_a_loss_beyond_the_margin_is_excluded() -> None:
     base = figure(0.900, 0.901, 0.899, 0.9005)
     close = figure(0.8995, 0.9012, 0.8986, 0.9006)

@@ -319,7 +319,7 @@ def test_every_picture_is_shown(browser: Browser, large: Path) -> None:
         return Promise.all(images.map(image => image.decode().then(() => image.naturalWidth)));
         """
     )
-    assert len(widths) == 11
+    assert len(widths) == 12
     assert min(widths) > 300
 
 

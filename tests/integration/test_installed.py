@@ -26,6 +26,7 @@ def test_the_wheel_holds_the_configuration_and_no_tests_or_data(wheel: Path) -> 
     names = zipfile.ZipFile(wheel).namelist()
     conf = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "conf").rglob("*.yaml")}
     assert {f"amp_sweep/{name}" for name in conf} <= set(names)
+    assert {f"analysis/assets/report.{kind}" for kind in ("html.jinja", "css", "js")} <= set(names)
     assert "hydra_plugins/amp_sweep/sweeper.py" in names
     assert "hydra_plugins/__init__.py" not in names  # a namespace that others share
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}

@@ -2,11 +2,11 @@
 # cluster.sh {up|down|env|stop-node NAME|start-node NAME}: a throw-away SLURM cluster on this machine.
 # Needs root and Debian's packages slurm-wlm and munge. Several nodes, fake GPUs, preemption and
 # requeue, on the loopback only; everything lies under $SLURM_TEST_ROOT.
-#   SLURM_TEST_ROOT (required)  SLURM_TEST_NODES (3)  SLURM_TEST_CPUS (8 per node)
+#   SLURM_TEST_ROOT (required)  SLURM_TEST_NODES (4)  SLURM_TEST_CPUS (8 per node)
 #   SLURM_TEST_GPUS (2 per node; 0 = none)  SLURM_TEST_PORT (26817; the nodes take those above it)
 set -euo pipefail
 R=${SLURM_TEST_ROOT:?}
-N=${SLURM_TEST_NODES:-3}
+N=${SLURM_TEST_NODES:-4}
 CPUS=${SLURM_TEST_CPUS:-8}
 GPUS=${SLURM_TEST_GPUS:-2}
 PORT=${SLURM_TEST_PORT:-26817}
@@ -83,10 +83,12 @@ CONF
     for i in $(seq 1 "$N"); do
       echo "NodeName=n$i NodeHostname=$host NodeAddr=127.0.0.1 Port=$((PORT + i)) CPUs=$CPUS RealMemory=100000 $gres State=UNKNOWN"
     done
-    echo "PartitionName=debug Nodes=n[1-$((N - 1))] Default=YES MaxTime=INFINITE State=UP"
-    # The last node is for what breaks: a job of urgent pushes out those of spare.
-    echo "PartitionName=spare Nodes=n$N MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=10"
-    echo "PartitionName=urgent Nodes=n$N MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF"
+    echo "PartitionName=debug Nodes=n[1-$((N - 2))] Default=YES MaxTime=INFINITE State=UP"
+    # A job of urgent pushes out those of spare.
+    echo "PartitionName=spare Nodes=n$((N - 1)) MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=10"
+    echo "PartitionName=urgent Nodes=n$((N - 1)) MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF"
+    # The last node is for being stopped.
+    echo "PartitionName=fragile Nodes=n$N MaxTime=INFINITE State=UP"
   } > "$SLURM_CONF"
   { cat /etc/hosts; for i in $(seq 1 "$N"); do echo "127.0.0.1 n$i"; done; } > "$R/hosts"
 }

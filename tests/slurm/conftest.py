@@ -1,7 +1,8 @@
-"""A real SLURM cluster for the tests of a session: three nodes on this machine, fake GPUs."""
+"""A real SLURM cluster for the tests of a session: four nodes on this machine, fake GPUs."""
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -9,14 +10,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from amp_sweep import record
-from tests.conftest import CommandLine
+from tests.conftest import CommandLine, Run, wait_for
 
 SCRIPT = Path(__file__).with_name("cluster.sh")
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare")
@@ -101,7 +104,7 @@ def cluster() -> Iterator[Cluster]:
         "PATH": SYSTEM_PATH,
         "SLURM_CONF": str(root / "slurm.conf"),
         "SLURM_TEST_ROOT": str(root),
-        "SLURM_TEST_PORT": str(free_ports(4)),
+        "SLURM_TEST_PORT": str(free_ports(5)),
     }
     here = Cluster(environment)
     here.script("up")
@@ -172,12 +175,52 @@ def detached(command: CommandLine, *overrides: str, slow: str = "0.1") -> str:
     return run.out
 
 
+def processes_of(job: str, name: str = "python") -> list[int]:
+    """Processes of a job by name: they have its id in their environment, or in their title."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            in_title = f"[{job}." in " ".join(process.cmdline())
+            its_own = process.environ().get("SLURM_JOB_ID") == job or in_title
+            if its_own and name in process.name():
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def preempt(cluster: Cluster, command: CommandLine) -> str:
+    """Push a cell out of its node by an urgent job, and wait for its end; the cell's job."""
+    detached(command, *SLOW_CELL, "hydra.launcher.partition=spare", "hydra.launcher.timeout_min=60")
+    wait_for(lambda: epochs_done(command) >= 1, 120)
+    job = job_id(command)
+    urgent = ("srun", "-p", "urgent", "--exclusive", "sleep", "1")
+    assert subprocess.run(urgent, env=cluster.environment, timeout=60, check=False).returncode == 0
+    wait_for(lambda: command.only_record().status == record.COMPLETED, 120)
+    return job
+
+
+def stop_node(cluster: Cluster, command: CommandLine) -> Run:
+    """Take the node away from under a cell, give it back, and wait; what the command printed."""
+    overrides = ("hydra.launcher.partition=fragile", "checkpoint.every_steps=5")
+    process = command.with_environment(SLOW="0.1").popen(*SLURM, *SLOW_CELL, *overrides)
+    wait_for(lambda: epochs_done(command) >= 1, 120)
+    job = job_id(command)
+    cluster.script("stop-node", "n4")
+    for pid in [*processes_of(job, "slurmstepd"), *processes_of(job)]:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: "down" in cluster("sinfo", "-h", "-n", "n4", "-o", "%T"), 40)
+    cluster.script("start-node", "n4")
+    out, _ = process.communicate(timeout=90)
+    return Run(process.returncode, out, "")
+
+
 # Of the array in the background, with two cells each. A cell costs some seconds of a core.
 ARRAY_SEEDS = 25
 
 
 class Background:
-    """Jobs that run beside the other tests: cells with a short time limit, a larger array."""
+    """What runs beside the other tests: an array, short time limits, a node that is stopped, ..."""
 
     def __init__(self, cluster: Cluster, make: Callable[[Path], CommandLine], root: Path) -> None:
         self.folder = root / "array"
@@ -196,12 +239,22 @@ class Background:
         threading.Thread(target=self._count, daemon=True).start()
         self.requeued = self._limited(make, root / "requeued", requeues=10)
         self.without_requeue = self._limited(make, root / "without", requeues=0)
+        self._threads = ThreadPoolExecutor(2)
+        self.commands = {
+            name: self._command(make, root / name) for name in ("preempted", "stopped")
+        }
+        self.preempted = self._threads.submit(preempt, cluster, self.commands["preempted"])
+        self.stopped = self._threads.submit(stop_node, cluster, self.commands["stopped"])
+
+    @staticmethod
+    def _command(make: Callable[[Path], CommandLine], folder: Path) -> CommandLine:
+        folder.mkdir()
+        return make(folder)
 
     def _limited(
         self, make: Callable[[Path], CommandLine], folder: Path, requeues: int
     ) -> CommandLine:
-        folder.mkdir()
-        command = make(folder)
+        command = self._command(make, folder)
         limits = (
             "hydra.launcher.timeout_min=2",  # SLURM may warn a minute early
             "hydra.launcher.signal_delay_s=60",
@@ -215,6 +268,9 @@ class Background:
             running = self._cluster("squeue", "-h", "-n", "many", "-t", "RUNNING").splitlines()
             self._most = max(self._most, len(running))
             time.sleep(1.0)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def end_of_array(self) -> tuple[str, int]:
         """What the submitting command printed, and how many of its jobs ran at once."""
@@ -236,3 +292,4 @@ def background(
     running = Background(cluster, make, tmp_path_factory.mktemp("background"))
     yield running
     running.array.kill()
+    running.close()

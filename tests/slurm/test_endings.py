@@ -3,10 +3,8 @@
 import os
 import re
 import signal
-import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 
 from amp_sweep import record
@@ -21,11 +19,12 @@ from tests.slurm.conftest import (
     epochs_done,
     is_training,
     job_id,
+    processes_of,
 )
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-SPARE = ("hydra.launcher.partition=spare",)
+ONE_NODE = ("+hydra.launcher.additional_parameters.nodelist=n2",)
 
 
 def test_a_detached_sweep_is_followed_by_status_cancelled_and_resumed(
@@ -88,20 +87,6 @@ def test_a_killed_job_is_a_failed_cell_and_the_sweep_ends(
     assert "FAILED" in out and "0 of 1 cell completed" in out
 
 
-def processes_of(job: str, name: str = "python") -> list[int]:
-    """Processes of a job by name: they have its id in their environment, or in their title."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            in_title = f"[{job}." in " ".join(process.cmdline())
-            its_own = process.environ().get("SLURM_JOB_ID") == job or in_title
-            if its_own and name in process.name():
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
-
-
 def test_a_job_that_never_begins_with_its_cell_is_a_failed_cell(submitting: CommandLine) -> None:
     run = submitting.train(*SLURM, *TINY, "hydra.launcher.setup=[exit 3]")
     assert run.code == 1, run.text
@@ -128,44 +113,6 @@ def test_several_tasks_a_node_are_refused_with_the_setting_to_change(
     assert submitting.records() == {}
 
 
-def test_a_preempted_job_saves_requeues_and_ends_with_the_same_weights(
-    cluster: Cluster, submitting: CommandLine, uninterrupted: CommandLine
-) -> None:
-    detached(submitting, *SLOW_CELL, *SPARE, "hydra.launcher.timeout_min=60")
-    wait_for(lambda: epochs_done(submitting) >= 1)
-    job = job_id(submitting)
-    urgent = subprocess.Popen(
-        ["srun", "-p", "urgent", "--exclusive", "sleep", "1"], env=cluster.environment
-    )
-    assert urgent.wait(60) == 0
-    wait_for(lambda: submitting.only_record().status == record.COMPLETED)
-    done = submitting.only_record()
-    assert [segment["from_epoch"] > 0 for segment in done.segments] == [False, True]
-    assert {segment["slurm_job_id"] for segment in done.segments} == {job}
-    assert_same_weights(submitting, uninterrupted)
-
-
-def test_a_node_that_stops_in_mid_run_gives_its_cell_back_to_the_queue(
-    cluster: Cluster, submitting: CommandLine, uninterrupted: CommandLine
-) -> None:
-    saving = ("checkpoint.every_steps=5",)
-    process = submitting.with_environment(SLOW="0.1").popen(*SLURM, *SLOW_CELL, *SPARE, *saving)
-    wait_for(lambda: epochs_done(submitting) >= 1)
-    job = job_id(submitting)
-    cluster.script("stop-node", "n3")
-    for pid in [*processes_of(job, "slurmstepd"), *processes_of(job)]:
-        os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: "down" in cluster("sinfo", "-h", "-n", "n3", "-o", "%T"), 40)
-    cluster.script("start-node", "n3")
-    out, _ = process.communicate(timeout=90)
-    assert process.returncode == 0, out
-    done = submitting.only_record()
-    assert done.status == record.COMPLETED
-    assert len(done.segments) == 2
-    assert "resumed at" in next(submitting.folder.rglob("train.log")).read_text()
-    assert_same_weights(submitting, uninterrupted)
-
-
 def seen(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
@@ -176,13 +123,20 @@ def test_each_rank_sees_the_gpus_that_slurm_gave_its_job(
     folder = submitting.folder / "seen"
     folder.mkdir()
     # Two jobs of one GPU share a node, beside each other; then one job of two.
-    one = ("parallel=none", "seed=0,1", "epochs=1", *TINY, *SPARE, "hydra.launcher.gpus_per_node=1")
+    one = (
+        "parallel=none",
+        "seed=0,1",
+        "epochs=1",
+        *TINY,
+        *ONE_NODE,
+        "hydra.launcher.gpus_per_node=1",
+    )
     run = submitting.with_environment(SEEN=str(folder), SLOW="0.3").train(*SLURM, *one)
     assert run.code == 0, run.text
     assert sorted(seen(folder).values()) == ["0", "1"]
     for path in folder.iterdir():
         path.unlink()
-    two = ("parallel=ddp", "epochs=1", *TINY, *SPARE, "hydra.launcher.gpus_per_node=2")
+    two = ("parallel=ddp", "epochs=1", *TINY, *ONE_NODE, "hydra.launcher.gpus_per_node=2")
     run = submitting.with_environment(SEEN=str(folder)).train(*SLURM, *two)
     assert run.code == 0, run.text
     assert list(seen(folder).values()) == ["0,1", "0,1"]

@@ -60,3 +60,27 @@ def test_many_cells_go_as_one_array_with_seeds_outermost_from_inside_a_job(
     assert len({array for array, _ in index_of.values()}) == 1
     by_index = sorted(index_of, key=lambda cell: index_of[cell][1])
     assert [seed for seed, _ in by_index] == [index // 2 for index in range(cells)]
+
+
+def test_a_preempted_job_saves_requeues_and_ends_with_the_same_weights(
+    background: Background, uninterrupted: CommandLine
+) -> None:
+    job = background.preempted.result(270)
+    command = background.commands["preempted"]
+    done = command.only_record()
+    assert [segment["from_epoch"] > 0 for segment in done.segments] == [False, True]
+    assert {segment["slurm_job_id"] for segment in done.segments} == {job}
+    assert_same_weights(command, uninterrupted)
+
+
+def test_a_node_that_stops_in_mid_run_gives_its_cell_back_to_the_queue(
+    background: Background, uninterrupted: CommandLine
+) -> None:
+    run = background.stopped.result(270)
+    assert run.code == 0, run.text
+    command = background.commands["stopped"]
+    done = command.only_record()
+    assert done.status == record.COMPLETED
+    assert len(done.segments) == 2
+    assert "resumed at" in next(command.folder.rglob("train.log")).read_text()
+    assert_same_weights(command, uninterrupted)

@@ -7,7 +7,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from amp_sweep.kernels import adamw, pooling
+from amp_sweep.fused import adamw, pooling
 
 
 def check_adamw() -> None:

@@ -25,7 +25,14 @@ NO_PART = {
     *("name", "experiment", "outputs", "force", "plan", "track.name", "track.every_steps"),
     *("checkpoint.every_steps", "checkpoint.every_epoch", "checkpoint.min_interval_s"),
     *("launch.on_error", "launch.stall_timeout_s", "launch.wait", "launch.snapshot"),
-    "measure.step_times",
+}
+# DESIGN section 5: "a field added in a later version stays out of the hash while it has its
+# default".
+LATER = {
+    "memory.compile": "off",
+    "memory.cuda_graph": False,
+    "memory.fused_layers": False,
+    "memory.master_weights": False,
 }
 
 FIELDS = list(record.flatten(config.to_dict(RunConfig())))
@@ -62,7 +69,12 @@ def test_the_fingerprint_is_the_hash_of_the_sorted_identity(make: Make) -> None:
     for section, part in config.to_dict(make()).items():
         if isinstance(part, dict):
             flat |= {f"{section}.{name}": value for name, value in part.items()}
-    kept = {k: v for k, v in flat.items() if k not in NO_PART and k != "data.root"}
+    kept = {
+        k: v
+        for k, v in flat.items()
+        if k not in NO_PART and k != "data.root" and not k.startswith("measure.")
+    }
+    kept = {k: v for k, v in kept.items() if not (k in LATER and v == LATER[k])}
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
     assert config.fingerprint(make()) == hashlib.sha256(text.encode()).hexdigest()
 
@@ -80,7 +92,7 @@ def test_the_fingerprint_covers_exactly_what_changes_the_result(make: Make, name
     changed = with_value(cell, name, other(value))
     assert config.to_dict(changed) != config.to_dict(cell)
     same = config.fingerprint(changed) == config.fingerprint(cell)
-    assert same == (name in NO_PART)
+    assert same == (name in NO_PART or name.startswith("measure."))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from amp_sweep.layers import ReluMaxPool2d, SpaceToDepthConv2d, fuse
+from amp_sweep.fused.layers import ReluMaxPool2d, SpaceToDepthConv2d, fuse
 from amp_sweep.models import AlexNet, build
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from amp_sweep.kernels import adamw, pooling
+from amp_sweep.fused import adamw, pooling
 
 INTERPRETED = Path(__file__).with_name("kernels_interpreted.py")
 

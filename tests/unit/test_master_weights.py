@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from amp_sweep import engine, optim, precision
 from amp_sweep.config import OptimizerConfig, SchedulerConfig
-from amp_sweep.master_weights import MasterAdamW, float32_state, halve
+from amp_sweep.fused.master_weights import MasterAdamW, build_optimizer, float32_state, halve
 
 ADAMW = OptimizerConfig(name="adamw", lr=1e-3)
 CPU = torch.device("cpu")
@@ -33,7 +33,9 @@ def trainer(network: nn.Module, *, masters: bool, scaler: bool = True) -> engine
     return engine.Trainer(
         loss,
         parameters,
-        optim.build_optimizer(parameters, ADAMW, CPU, masters=kept),
+        optim.build_optimizer(parameters, ADAMW, CPU)
+        if kept is None
+        else build_optimizer(parameters, kept, ADAMW),
         precision.make_scaler(scaler, "cpu", 1024.0, 2000),
         None,
     )

@@ -130,6 +130,23 @@ def test_a_record_holds_every_figure_or_its_reason(tmp_path: Path, settings: Mak
     }
 
 
+def test_an_artificially_slow_loader_makes_a_run_input_bound(
+    tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = data.Split.batches
+
+    def slow(self: data.Split, indices: Any) -> Iterator[data.Raw]:
+        for raw in real(self, indices):
+            time.sleep(0.3)
+            yield raw
+
+    monkeypatch.setattr(data.Split, "batches", slow)
+    found = run(tmp_path / "run", settings())
+    assert found.metrics["diagnosis"] == "input-bound", found.metrics["diagnosis_evidence"]
+    assert "AMP cannot help" in found.metrics["diagnosis_evidence"]
+    assert found.metrics["share_input"] == found.metrics["data_wait_frac"] > 0.5
+
+
 def test_a_probe_that_fails_never_fails_the_cell(
     tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

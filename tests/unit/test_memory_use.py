@@ -1,12 +1,14 @@
 """The memory breakdown of real steps, against what is known to be there."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from amp_sweep import models
 from amp_sweep.precision import ClassifierLoss
-from amp_sweep.probes import attribution, memory_use
+from amp_sweep.probes import allocations, attribution, memory_use
 
 MIB = 2**20
 BATCH, WIDTH, DEPTH = 64, 256, 3
@@ -153,3 +155,101 @@ def test_the_allocators_blocks_are_attributed_on_a_gpu() -> None:
     assert seen.kinds[attribution.OPTIMIZER] == pytest.approx(2 * weights, rel=0.01)
     assert seen.kinds[attribution.UNATTRIBUTED] <= 0.03 * seen.peak
     assert seen.kinds[attribution.WORKSPACE] > 0  # cuBLAS's
+
+
+class Allocator:
+    """PyTorch's caching allocator as its snapshot and its counters tell of it, on two devices."""
+
+    def __init__(self) -> None:
+        self.traces: list[list[dict[str, Any]]] = [[], []]
+        self.counts = [[0, 0], [0, 0]]
+        self.blocks: list[dict[int, int]] = [{}, {}]
+        self.recording = False
+        self.workspaces: list[tuple[int, int]] = []
+
+    def take(self, device: int, address: int, size: int) -> None:
+        self.counts[device][0] += 1
+        self.blocks[device][address] = -(-size // 512) * 512
+        self._trace(device, "alloc", address, size)
+
+    def give(self, device: int, address: int) -> None:
+        self.counts[device][1] += 1
+        size = self.blocks[device].pop(address)
+        self._trace(device, "free_requested", address, size)
+        self._trace(device, "free_completed", address, size)
+
+    def _trace(self, device: int, action: str, address: int, size: int) -> None:
+        if self.recording:
+            entry = {"action": action, "addr": address, "size": size, "stream": 0}
+            self.traces[device].append(entry)
+
+    # What the recorder calls.
+
+    def record(self, enabled: str | None, **_settings: Any) -> None:
+        self.recording = enabled is not None
+
+    def snapshot(self) -> dict[str, Any]:
+        segments = [
+            {
+                "device": device,
+                "blocks": [
+                    {"address": 1, "size": 512, "state": "inactive"},
+                    *(
+                        {"address": address, "size": size, "state": "active_allocated"}
+                        for address, size in blocks.items()
+                    ),
+                ],
+            }
+            for device, blocks in enumerate(self.blocks)
+        ]
+        for device in (0, 1):
+            self._trace(device, "snapshot", 0, 0)
+        return {"segments": segments, "device_traces": [list(trace) for trace in self.traces]}
+
+    def stats(self, device: int) -> dict[str, Any]:
+        allocated, freed = self.counts[device]
+        return {"allocation": {"all": {"allocated": allocated, "freed": freed}}}
+
+    def clear_workspaces(self) -> None:
+        for device, address in self.workspaces:
+            self.give(device, address)
+
+
+def test_the_allocators_trace_is_read_per_device_and_from_its_own_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = Allocator()
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", there.record)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", there.snapshot)
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", there.stats)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", there.clear_workspaces)
+    there.recording = True  # someone recorded before
+    there.take(1, 0x1000, 1000)
+    there.take(0, 0x9000, 5000)
+    there.take(1, 0x2000, 40_000)
+    there.workspaces.append((1, 0x2000))
+    with allocations.CudaRecorder([torch.device("cuda", 1)]) as recorder:
+        assert recorder.moment(0) == 0
+        there.take(1, 0x5000, 700)
+        there.take(0, 0xA000, 10**6)  # the other device's are not ours
+        there.take(1, 0x6000, 300)
+        there.give(1, 0x6000)
+        assert recorder.moment(0) == 3
+        (trace,) = recorder.traces
+        trace.marks.append(attribution.Mark(0, 0x1000, attribution.PARAMETERS))
+        trace.marks.append(attribution.Mark(3, 0x5010, attribution.GRADIENTS))
+        trace.backward_end = 3
+        recorder.finish()
+    assert not there.recording
+    assert trace.there == [(0x1000, 1024), (0x2000, 40_448)]
+    assert [(event.taken, event.size) for event in trace.events] == [
+        (True, 1024),
+        (True, 512),
+        (False, 512),
+        (False, 40_448),
+    ]
+    found = attribution.breakdown(trace)
+    assert found.peak == 1024 + 40_448 + 1024 + 512
+    assert found.kinds[attribution.WORKSPACE] == 40_448
+    assert found.kinds[attribution.GRADIENTS] == found.kinds[attribution.PARAMETERS] == 1024
+    assert found.kinds[attribution.UNATTRIBUTED] == 0

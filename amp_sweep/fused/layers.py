@@ -5,7 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amp_sweep.kernels import pooling
+from amp_sweep.fused import pooling
 
 # Fewer channels than this leave most of a tensor core's inner dimension empty.
 _FEW_CHANNELS = 4

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_sweep.kernels import adamw
+from amp_sweep.config import OptimizerConfig
+from amp_sweep.fused import adamw
 
 # The layers whose weights autocast casts; all others (norms, embeddings) stay in float32.
 _HALF_LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
@@ -118,6 +119,22 @@ class MasterAdamW(torch.optim.Optimizer):
             parameter.data.copy_(self.state[parameter]["master"])
         group["lr"].fill_(float(saved["lr"]))
         group.update({k: v for k, v in saved.items() if k not in ("params", "lr")})
+
+
+def build_optimizer(
+    parameters: Iterable[nn.Parameter],
+    masters: dict[nn.Parameter, Tensor],
+    config: OptimizerConfig,
+) -> MasterAdamW:
+    """AdamW as `config` has it, over parameters of which some are in half precision."""
+    return MasterAdamW(
+        parameters,
+        masters,
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+    )
 
 
 def float32_state(network: nn.Module, masters: dict[nn.Parameter, Tensor]) -> dict[str, Tensor]:
