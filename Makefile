@@ -10,7 +10,7 @@ sweep: $(VENV)/.installed
 	$(BIN)/python -m amp_sweep.train -m parallel=none,dp,ddp precision=fp32,autocast,scaler
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -76,37 +76,39 @@ def _tables(
     out = _out(arguments)
     written: list[Path] = []
     failure = ""
-    # Files first: a closed pipe (`| head`) must not cost them.
+    # Files first: a closed pipe (`| head`) must not cost them, nor the pictures after it.
     try:
         if pivots and out:
             written = report.write_pivots(out, pivots, command, arguments.format)
         elif out:
-            made = (comparison, answer, problems, command, arguments.format)
-            written = report.write(out, frame, *made)
+            told = (comparison, answer, problems, command, arguments.format)
+            written = report.write(out, frame, *told)
     except OSError as error:
         failure = f"the tables could not be written to {out}: {error.strerror or error}"
-    if pivots:
-        terminal.show_pivots(pivots, comparison, screen)
-        terminal.show_remarks(comparison, problems, screen)
-    else:
-        terminal.show(comparison, answer, problems, screen)
-    if out and not (failure or pivots or arguments.no_pictures):
-        # Only here: matplotlib takes longer to import than the tables take to print.
-        from analysis import html, pictures
-
+    try:
+        if pivots:
+            terminal.show_pivots(pivots, comparison, screen)
+            terminal.show_remarks(comparison, problems, screen)
+        else:
+            terminal.show(comparison, answer, problems, screen)
         sys.stdout.flush()
-        try:
-            drawn = pictures.draw(comparison, frame)
-            written.append(html.write(comparison, answer, frame, problems, command, out, drawn))
-            written += pictures.save(drawn, out)
-        except OSError as error:
-            failure = f"the pictures could not be written to {out}: {error.strerror or error}"
+    finally:
+        if out and not (failure or pivots or arguments.no_pictures):
+            # Only here: matplotlib takes longer to import than the tables take to print.
+            from analysis import html, pictures
+
+            try:
+                drawn = pictures.draw(comparison, frame)
+                made = html.write(comparison, answer, frame, problems, command, out, drawn)
+                written += [made, *pictures.save(drawn, out)]
+            except OSError as error:
+                failure = f"the pictures could not be written to {out}: {error.strerror or error}"
     if failure:
         print(failure, file=sys.stderr)
         return 1
-    told = f"Written to {out}: {_names(written, out)}" if out else NOT_WRITTEN
     screen.print()
-    screen.print(told, markup=False, soft_wrap=True)
+    where = f"Written to {out}: {_names(written, out)}" if out else NOT_WRITTEN
+    screen.print(where, markup=False, soft_wrap=True)
     return 0
 
 

@@ -11,14 +11,8 @@ from analysis.best import At, Best, name
 from analysis.claims import ClaimFound
 from analysis.compare import Cell, Comparison, Table
 
-# What a diagnosis means for the choice of parallelism and precision.
-MEANS = {
-    "input-bound": "the input sets the speed, whatever the precision",
-    "launch-bound": "starting kernels takes the time, which cheaper arithmetic does not shorten",
-    "compute-bound": "arithmetic takes the time, so a faster format pays",
-    "memory-bound": "memory traffic takes the time, so fewer bytes a value pay",
-    "communication-bound": "exchanging gradients takes the time",
-}
+# A run that could not tell what bounds it; why is in its notes.
+UNDETERMINED = "undetermined"
 
 
 @dataclass(frozen=True)
@@ -28,7 +22,7 @@ class Line:
     at: At
     text: str  # "1.85x (1.80 to 1.90) the speed of none x fp32: faster; 0.93x the memory: less"
     diagnosis: str = ""  # "input-bound", ...; "" where it is not known
-    evidence: str = ""  # the figures behind it, and what it means for the choice
+    evidence: str = ""  # a sentence with the figures behind it
     good: bool | None = None  # True: faster, False: slower or not completed, None: not shown
 
 
@@ -71,7 +65,7 @@ def reasons(found: TableAnswer) -> list[tuple[str, str]]:
     return [
         (name(line.at), f"{line.diagnosis}: {line.evidence}" if line.evidence else line.diagnosis)
         for line in found.lines
-        if line.diagnosis
+        if line.diagnosis not in ("", UNDETERMINED)
     ]
 
 
@@ -101,9 +95,6 @@ def _of_table(table: Table) -> TableAnswer:
 
 
 def _line(table: Table, at: At, cell: Cell) -> Line:
-    evidence = cell.evidence
-    if means := MEANS.get(cell.diagnosis):
-        evidence = "; ".join(filter(None, (evidence, means)))
     missing = texts.status(cell.statuses)
     if missing:
         return Line(at, " ".join(missing), good=False)
@@ -118,7 +109,7 @@ def _line(table: Table, at: At, cell: Cell) -> Line:
     good = None
     if speed and speed.verdict in (verdicts.FASTER, verdicts.SLOWER):
         good = speed.verdict == verdicts.FASTER
-    return Line(at, told, cell.diagnosis, evidence, good)
+    return Line(at, told, cell.diagnosis, cell.evidence, good)
 
 
 def _effects_text(table: Table, cell: Cell) -> Iterable[str]:

@@ -239,16 +239,15 @@ class Column:
 
     values: ExtensionArray
     each: ExtensionArray | None = None  # as text, where there are lists of numbers
-    misfits: dict[int, str] = dataclasses.field(
-        default_factory=dict
-    )  # place -> why the value is null
+    # place -> why the value there is null
+    misfits: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
 def column(values: Sequence[Any], kind: str) -> Column:
     """JSON values as a column of type `kind`; of a list of numbers the largest."""
     each = None
     if kind != TEXT and list in set(map(type, values)):
-        each = pd.array([_told(value) for value in values], dtype="string")
+        each = pd.array(_lists_as_text(values), dtype="string")
         values = [_largest(value) for value in values]
     if kind == FLOAT and set(map(type, values)) <= {float, NoneType}:  # nearly always
         numbers = np.array(values, dtype=np.float64)
@@ -271,9 +270,16 @@ def column(values: Sequence[Any], kind: str) -> Column:
     return Column(pd.array(fitting, dtype=dtype), each, misfits)
 
 
-def _told(value: Any) -> str | None:
-    """A list's items as text; None for what is no list, or empty."""
-    return as_text(value) if isinstance(value, list) and value else None
+def _lists_as_text(values: Sequence[Any]) -> list[str | None]:
+    """The items of each list; None for what is no list, or empty."""
+    return [
+        None
+        if not isinstance(value, list) or not value
+        else repr(value[0])  # nearly always, and the same
+        if len(value) == 1 and type(value[0]) is float
+        else as_text(value)
+        for value in values
+    ]
 
 
 def _largest(value: Any) -> Any:
@@ -291,8 +297,6 @@ def as_text(value: Any) -> str:
         return clean(value)
     if type(value) is int or type(value) is float:
         return repr(value)
-    if isinstance(value, list) and len(value) == 1 and type(value[0]) is float:
-        return repr(value[0])  # nearly always
     if isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
         return SEPARATOR.join(
             _item(item) if isinstance(item, str) else as_text(item) for item in value

@@ -114,7 +114,8 @@ def diagnosis(done: Sequence[Row]) -> tuple[str, str]:
     waits = [row["data_wait_frac"] for row in done if row["data_wait_frac"] is not None]
     share = sum(waits) / len(waits) if waits else 0.0
     if share > INPUT_BOUND_FRAC:
-        return "input-bound", f"the device waits for its input {share:.0%} of the time"
+        waited = f"the device waits for its input {share:.0%} of the time"
+        return "input-bound", f"{waited}, whatever the precision"
     return "", ""
 
 

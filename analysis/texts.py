@@ -11,6 +11,7 @@ from analysis.verdicts import RATIO, WORSE, Effect
 
 NOT_ASKED = "-"
 UNKNOWN = "n/a"
+MOST_RATIO = 1000  # the end of an interval beyond it says no more than "anything"
 SPEEDUP = "speed-up"
 MEMORY = {
     "peak_allocated_mib": "peak MiB",
@@ -85,6 +86,8 @@ def estimate(found: Effect) -> list[str]:
     def told(value: float) -> str:
         if found.scale != RATIO:
             return f"{100 * value:+.2f}"
+        if value > MOST_RATIO:
+            return f"over {MOST_RATIO:,}"
         return f"{value:.3f}" if narrow else f"{value:.2f}"
 
     parts = [told(found.estimate) + ("x" if found.scale == RATIO else "")]
@@ -207,15 +210,19 @@ def unjudged(table: Table) -> list[str]:
     """Why cells have no verdict although others have: a line per reason."""
     if not table.tested:
         return []
-    cells: dict[str, list[str]] = {}
+    figures_of: dict[tuple[str, str], list[str]] = {}  # (reason, cell) -> figures
     for cell in table.cells.values():
-        if cell is table.baseline:
-            continue
         for found in cell.effects.values():
-            if found.reason:
-                name = f"{cell.parallel} x {cell.precision}"
-                cells.setdefault(f"{heading(found.figure)}: {found.reason}", []).append(name)
-    return [f"no verdict on {why} ({', '.join(names)})" for why, names in cells.items()]
+            if found.reason and cell is not table.baseline:
+                at = (found.reason, f"{cell.parallel} x {cell.precision}")
+                figures_of.setdefault(at, []).append(heading(found.figure))
+    cells_of: dict[tuple[str, str], list[str]] = {}  # (reason, figures) -> cells
+    for (reason, name), names in figures_of.items():
+        cells_of.setdefault((reason, ", ".join(names)), []).append(name)
+    return [
+        f"no verdict on {names}: {reason} ({', '.join(cells)})"
+        for (reason, names), cells in cells_of.items()
+    ]
 
 
 def article_grid(table: Table) -> Grid | None:

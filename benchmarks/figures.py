@@ -38,6 +38,7 @@ class Size:
     article: list[str]  # the article's settings on the input of the tool
     written: list[str]  # and on its own
     overhead: list[str]
+    few: list[str]  # images for what needs no steady rate
     large_batch: int
 
 
@@ -54,6 +55,7 @@ def gpu_size(images: Path) -> Size:
             *("data.train_images=1920", "data.test_images=128"),
         ],
         overhead=["--pairs", "12", "--steps", "80"],
+        few=["data.train_images=3072"],
         large_batch=1024,
     )
 
@@ -72,6 +74,7 @@ def cpu_size() -> Size:
             *("--pairs", "3", "--steps", "2", "--size", "64", "--width", "0.1"),
             *("--batch", "4", "--precision", "fp32", "--device", "cpu"),
         ],
+        few=["data.train_images=32"],
         large_batch=32,
     )
 
@@ -291,18 +294,22 @@ def one_device(size: Size, runs: Path) -> list[Part]:
     def cost() -> tuple[list[Record], str]:
         return [], _overhead_words(overhead(size.overhead))
 
-    def nine() -> tuple[list[Record], str]:
-        # The two cells of the first part are there already, and are not trained again.
-        axes = ("parallel=none,dp,ddp", "precision=fp32,autocast,scaler")
-        found = ordered(train(runs, "nine", *size.article, *axes))
-        labelled = [("", run) for run in found]
-        return found, "\n\n".join([energies(found), diagnoses(labelled), work(found)])
+    def row(parallel: str) -> Part:
+        def cells() -> tuple[list[Record], str]:
+            # The cells of the first part are there already, and are not trained again.
+            axes = (f"parallel={parallel}", "precision=fp32,autocast,scaler")
+            done = train(runs, "nine", *size.article, *axes)
+            found = ordered([run for run in done if run.cell["parallel"] == parallel])
+            labelled = [("", run) for run in found]
+            return found, "\n\n".join([energies(found), diagnoses(labelled), work(found)])
+
+        return f"The nine cells, {parallel}: energy, limits, work", cells
 
     return [
         ("Where the memory went (MiB)", memory),
         ("The article's cell as written, and on a resident input", limits),
         ("What measuring costs", cost),
-        ("The nine cells: energy, limits, work", nine),
+        *map(row, ("none", "dp", "ddp")),
     ]
 
 
@@ -317,20 +324,23 @@ def _overhead_words(found: dict[str, Any]) -> str:
 
 
 def two_devices(size: Size, runs: Path) -> list[Part]:
-    """What only two devices show."""
-    devices = "parallel.devices=2"
+    """What only two devices show, in few steps each."""
+    few = ("parallel.devices=2", *size.few)
 
-    def both() -> tuple[list[Record], str]:
-        axes = ("parallel=dp,ddp", "precision=fp32,scaler")
-        found = ordered(train(runs, "two", *size.article, *axes, devices))
-        return found, _all_of(found)
+    def ddp() -> tuple[list[Record], str]:
+        found = train(runs, "two", *size.article, *few, "parallel=ddp", "precision=fp32,scaler")
+        return ordered(found), _all_of(ordered(found))
+
+    def dp() -> tuple[list[Record], str]:
+        found = train(runs, "two", *size.article, *few, "parallel=dp", "precision=fp32,scaler")
+        return ordered(found), _all_of(ordered(found))
 
     def gloo() -> tuple[list[Record], str]:
         axes = ("parallel=ddp", "precision=fp32", "parallel.backend=gloo")
-        found = train(runs, "gloo", *size.article, *axes, devices)
+        found = train(runs, "gloo", *size.article, *few, *axes)
         return found, _all_of(found)
 
-    return [("dp and ddp", both), ("ddp over gloo", gloo)]
+    return [("ddp over NCCL", ddp), ("dp", dp), ("ddp over gloo", gloo)]
 
 
 def _all_of(found: Sequence[Record]) -> str:
@@ -344,6 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", type=Path, help="CIFAR-10 as JPEG files, in folders")
     parser.add_argument("--out", type=Path, required=True, help="folder for the page")
     parser.add_argument("--two", action="store_true", help="what two GPUs show")
+    parser.add_argument("--parts", type=int, help="only the first so many parts")
     parser.add_argument("--cpu", action="store_true", help="small, on a CPU")
     options = parser.parse_args(arguments)
     if not options.cpu and options.images is None:
@@ -355,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sections: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         parts = (two_devices if options.two else one_device)(size, Path(folder))
-        for title, part in parts:
+        for title, part in parts[: options.parts]:
             started = time.monotonic()
             found, text = part()
             seconds = time.monotonic() - started

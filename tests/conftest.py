@@ -5,10 +5,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,23 +26,25 @@ FAULTS = Path(__file__).with_name("faults.py")
 LONGEST = ("tests/slurm/", "tests/integration/test_faults.py")
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Generator[None, None, None]:
-    """Keep together, where there are several workers, what shares a fixture: a file, a cluster."""
-
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         names = [name for name in LONGEST if item.nodeid.startswith(name)]
         return LONGEST.index(names[0]) if names else len(LONGEST)
 
     items.sort(key=place)
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            file = item.nodeid.partition("::")[0]
-            group = "slurm" if file.startswith("tests/slurm/") else file
-            item.add_marker(pytest.mark.xdist_group(group))
-    yield
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers, one of them gets all tests of a file, one all those on SLURM."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "tests/slurm/" if file.startswith("tests/slurm/") else file
+
+    return ByFile(config, log)
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:

@@ -151,13 +151,39 @@ def _memory(subject: Subject, found: Findings) -> None:
         forward=lambda images, labels: trainer.loss(images, labels).mean(),
         backward=lambda loss: trainer.scaler.scale(loss).backward(),  # type: ignore[no-untyped-call]
     )
-    state = [*trainer.optimizer.state.values()]
-    with _without_exchange(subject):
-        uses = memory_use.measure(
-            subject.loss.network, step, subject.devices, state, subject.stored,
+
+    def measure(buckets: list[Tensor]) -> list[memory_use.MemoryUse]:
+        state = [*trainer.optimizer.state.values()]
+        return memory_use.measure(
+            subject.loss.network,
+            step,
+            subject.devices,
+            state,
+            subject.stored,
             eager=subject.eager,
-        )  # fmt: skip
-    found.metrics.update(memory_use.metrics(uses))
+            buckets=buckets,
+        )
+
+    buckets = []
+    if isinstance(trainer.loss, DistributedDataParallel):
+        # The exchange belongs to the step: gradients are views into its buckets. A rank that
+        # failed in it would leave the others waiting, so each tries without it first.
+        problem = None
+        try:
+            with _without_exchange(subject):
+                measure([])
+        except Exception as error:  # whatever it is, the others must hear of it
+            problem = error
+        failed = subject.ranks.gather(problem is not None)
+        if problem is not None:
+            raise problem
+        if any(failed):
+            raise RuntimeError(f"it failed on rank {failed.index(True)}")
+        communication.drop(subject.loss)
+        step.backward(step.forward(*step.batch()))
+        buckets = [p.grad for p in subject.loss.parameters() if p.grad is not None]
+        communication.drop(subject.loss)
+    found.metrics.update(memory_use.metrics(measure(buckets)))
 
 
 def _flops(subject: Subject, found: Findings) -> None:

@@ -52,12 +52,14 @@ def measure(
     data: Any,
     *,
     eager: bool = True,
+    buckets: Sequence[Tensor] = (),
 ) -> list[MemoryUse]:
     """One forward and backward pass, recorded; a breakdown per device.
 
     network: its parameters and buffers lie on the first device.
     step: makes the batch, the loss and the gradients, which it leaves in the parameters.
     optimizer_state, data: nested values with the tensors that lie on the devices for good.
+    buckets: memory that is kept for gradients between steps, as views into it.
     eager: operations reach the devices one by one. Else their own workspaces count as activations.
     """
     cuda = devices[0].type == "cuda"
@@ -68,10 +70,11 @@ def measure(
     weights = [*network.parameters(), *network.buffers()]
     with recorder_for(devices) as recorder, _replicas_told(network, recorder, devices):
         if isinstance(recorder, TensorRecorder):
-            recorder.there([weights, optimizer_state, data])
+            recorder.there([weights, optimizer_state, data, list(buckets)])
         mark(recorder, devices, attribution.PARAMETERS, weights)
         mark(recorder, devices, attribution.OPTIMIZER, [optimizer_state])
         mark(recorder, devices, attribution.INPUT, [data])
+        mark(recorder, devices, attribution.GRADIENTS, list(buckets))
 
         def moments() -> list[int]:
             return [recorder.moment(place) for place in range(len(devices))]

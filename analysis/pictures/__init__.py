@@ -108,7 +108,7 @@ def _kinds(table: Table) -> Iterator[Kind]:
     for metric in _heat_maps(table):
         yield Kind(
             f"heatmap-{metric.name}",
-            metric.title,
+            f"heat map, {metric.title}",
             partial(_heat_map, metric),
             (metric.column,),
             f"no run recorded {metric.column}",

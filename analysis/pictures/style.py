@@ -24,7 +24,7 @@ GREY = "#e9eaee"  # the ground of what has no value
 # Colormap and its shares for a light page and for a dark one. People with any colour vision
 # can order both maps; the shares keep what is drawn apart from the page.
 SERIES = ("viridis", (0.0, 0.58), (1.0, 0.38))
-PARTS = ("magma", (0.12, 0.92), (0.25, 0.95))
+PARTS = ("magma", (0.12, 0.92), (0.33, 0.95))
 MOST_COLOURS = 16
 
 FONT = "DejaVu Sans"  # comes with matplotlib, so that what was measured is what is drawn

@@ -12,6 +12,9 @@ import analysis
 from analysis.answer import TableAnswer, answer, reasons, sentences
 from analysis.compare import Table, compare
 from analysis.frame import load
+from analysis.statistics import Figure
+from analysis.texts import estimate, unjudged
+from analysis.verdicts import effect
 from tests.analysis.synthetic import ARTICLE, BASE, TRUTHS, Truth, write_sweep
 
 Make = Callable[..., Path]
@@ -180,27 +183,36 @@ def test_disturbed_times_have_no_verdict_and_say_why(make_matrix: Make) -> None:
     assert ("dp", "fp32") in dict(fastest.unranked)
 
 
-def test_the_diagnosis_stands_with_what_it_means(make_matrix: Make) -> None:
+def test_the_diagnosis_stands_with_its_evidence_where_there_is_one(make_matrix: Make) -> None:
+    bound = {"diagnosis": "launch-bound", "diagnosis_evidence": "gaps take 60%"}
+    open_ = {"diagnosis": "undetermined", "diagnosis_evidence": "no figures"}
     sweep = make_matrix(
         but={
-            ("none", "autocast"): {
-                "metrics": {"diagnosis": "launch-bound", "diagnosis_evidence": "gaps take 60%"}
-            },
+            ("none", "autocast"): {"metrics": bound},
+            ("none", "scaler"): {"metrics": open_},
             ("dp", "fp32"): {"metrics": {"data_wait_frac": 0.8}},
         }
     )
     _, said = answered(sweep)
     assert reasons(said) == [
-        (
-            "none x autocast",
-            "launch-bound: gaps take 60%; starting kernels takes the time, which cheaper "
-            "arithmetic does not shorten",
-        ),
+        ("none x autocast", "launch-bound: gaps take 60%"),
         (
             "dp x fp32",
-            "input-bound: the device waits for its input 80% of the time; the input sets the "
-            "speed, whatever the precision",
+            "input-bound: the device waits for its input 80% of the time, whatever the precision",
         ),
+    ]
+
+
+def test_why_there_is_no_verdict_is_told_once_per_reason(make_run: Make) -> None:
+    for seed in (0, 1):
+        make_run(seed=seed, metrics={"images_per_s": 1000.0 + seed})
+        make_run("dp", seed=seed, metrics={"images_per_s": 2000.0 + seed})
+    make_run("ddp", "scaler")
+    sweep = make_run("ddp", "autocast").parent
+    table, _ = answered(sweep)
+    assert unjudged(table) == [
+        "no verdict on images/s, time, RSS MiB, accuracy: one run on a side "
+        "(ddp x autocast, ddp x scaler)"
     ]
 
 
@@ -265,6 +277,12 @@ def test_a_sweep_without_any_figure_has_an_answer_too(make_matrix: Make) -> None
     assert said.front == ()
     assert sentences(said) == []
     assert any(text.startswith("without figures, PENDING") for text in said.remarks)
+
+
+def test_an_interval_that_says_nothing_is_short() -> None:
+    wild = effect("images_per_s", Figure(((0, 1.0), (1, 900.0))), Figure(((0, 30.0), (1, 31.0))))
+    assert wild is not None
+    assert estimate(wild) == ["0.98x", "(0.00 to over 1,000)"]
 
 
 def test_single_accuracies_within_the_test_images_own_error_are_no_loss(make_run: Make) -> None:

@@ -3,6 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from analysis.__main__ import main
@@ -162,6 +163,14 @@ def test_a_setting_that_the_baseline_does_not_know_is_no_other_run(
     lines = read(baseline).drop(columns=["config.model.dropout"])
     lines.to_csv(baseline, index=False)
     assert "ok" in outcomes(now(tmp_path, {}), baseline).values()
+
+
+def test_an_empty_setting_is_the_same_in_a_file_of_commas(tmp_path: Path) -> None:
+    frame = load(write_sweep(tmp_path, {("none", "fp32"): BASE}, 2))[0]
+    frame["config.scheduler.name"] = pd.array([""] * 2, dtype="string")
+    path = tmp_path / "cells.csv"
+    frame.to_csv(path, index=False)
+    assert {each.verdict for each in check(frame, read(path), Tolerances())} == {"ok"}
 
 
 def test_disturbed_speeds_are_not_compared(tmp_path: Path, baseline: Path) -> None:

@@ -101,6 +101,19 @@ def test_a_seed_may_be_an_axis(make_matrix: Make) -> None:
     assert speeds[0].entries["autocast", "1"].value == pytest.approx(4.0)  # ddp: 2 x 2
 
 
+def test_the_speed_up_of_a_seed_is_over_the_same_seed_of_the_baseline(make_run: Make) -> None:
+    for seed, (base, other) in enumerate([(100.0, 150.0), (200.0, 500.0)]):
+        make_run(seed=seed, metrics={"images_per_s": base})
+        sweep = make_run("dp", seed=seed, metrics={"images_per_s": other}).parent
+    [found] = pivots("parallel", "seed", "speed-up", sweep)
+    assert values(found) == {
+        ("none", "0"): 1.0,
+        ("none", "1"): 1.0,
+        ("dp", "0"): 1.5,
+        ("dp", "1"): 2.5,
+    }
+
+
 def test_the_matrix_of_a_table_is_the_same_pivot(batches: Path) -> None:
     frame = load(batches)[0]
     comparison = compare(frame)

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,12 +18,13 @@ from rich.console import Console
 
 import analysis
 from amp_sweep import record
-from analysis import terminal
+from analysis import options, terminal
 from analysis.__main__ import main
 from analysis.answer import answer
 from analysis.compare import compare
 from analysis.frame import load
 from analysis.markup import html, latex, latex_escape, markdown, markdown_escape
+from analysis.texts import matrices
 from tests.analysis.synthetic import TRUTHS, write_sweep
 
 Make = Callable[..., Path]
@@ -329,6 +331,7 @@ def test_it_runs_as_a_process_into_a_closed_pipe_and_without_unicode(make_matrix
     assert "Traceback" not in done.stderr
     assert "18 of 18 cells completed" in done.stdout
     assert (sweep / "tables" / "comparison.tex").exists()
+    assert (sweep / "tables" / "report.html").exists()
 
 
 def test_verdicts_and_failures_have_colours_where_the_terminal_has(tmp_path: Path) -> None:
@@ -416,3 +419,25 @@ def test_pictures_and_the_page_are_written_unless_refused(make_matrix: Make) -> 
     assert main([str(sweep)]) == 0
     there = {path.name for path in (sweep / "tables").iterdir()}
     assert {"report.html", "pictures"} <= there
+
+
+def test_energy_has_a_matrix_where_it_was_measured(make_matrix: Make) -> None:
+    sweep = make_matrix(metrics={"energy_j": 12_345.0})
+    [table] = compare(load(sweep)[0]).tables
+    assert "energy_j" in matrices(table)
+    assert "12,345" in shown(120, sweep)
+
+
+def test_every_command_in_the_documentation_is_one_that_the_program_takes() -> None:
+    root = Path(analysis.__file__).parents[1]
+    text = "\n".join(
+        [(root / "docs" / "analysis.md").read_text(), (root / "README.md").read_text()]
+    )
+    text += options.EXAMPLES.replace("%(prog)s", "python -P -m analysis")
+    found = re.findall(r"^.*python (?:-P )?-m analysis (.*)$", text, re.M)
+    assert len(found) > 10
+    for line in found:
+        words = line.split("#")[0].split("`")[0]
+        words = re.sub(r"\[([^\]]*?) ?\.\.\.\]", r"\1", words)  # [outputs/NAME ...]
+        arguments = options.parser().parse_args(shlex.split(words))
+        assert arguments.dirs

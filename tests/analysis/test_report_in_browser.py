@@ -247,7 +247,6 @@ def test_the_page_and_its_pictures_follow_the_colours_that_a_person_prefers(
     shown = browser.js(
         """
         const image = document.querySelector('figure img');
-        image.loading = 'eager';
         return image.decode().then(() => {
             image.scrollIntoView();
             return image.getBoundingClientRect().toJSON();
@@ -315,7 +314,6 @@ def test_every_picture_is_shown(browser: Browser, large: Path) -> None:
     widths = browser.js(
         """
         const images = [...document.images];
-        images.forEach(image => image.loading = 'eager');
         return Promise.all(images.map(image => image.decode().then(() => image.naturalWidth)));
         """
     )

@@ -427,58 +427,70 @@ def test_a_run_directory_deleted_in_mid_run_fails_that_cell_only(faulty: Command
     assert faulty.records()["none-fp32-s1"].status == record.COMPLETED
 
 
-@pytest.mark.parametrize("fault", ["full", "read-only"])
-def test_a_full_or_read_only_disk_fails_the_cell_and_keeps_the_last_checkpoint(
-    faulty: CommandLine, whole: Whole, fault: str
-) -> None:
-    disk = faulty.folder / "outputs"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A file system of a mebibyte at `folder`."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system needs root")
     try:
-        cell = ("checkpoint.every_steps=4", "track=none", *FAULTY)
-        process = faulty.with_environment(SLOW="0.1").popen(*cell)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+SAVING = ("checkpoint.every_steps=4", "track=none", *FAULTY)
+
+
+def assert_resumes_as_uninterrupted(command: CommandLine, whole: Whole) -> None:
+    again = command.train(*SAVING)
+    assert again.code == 0, again.text
+    assert "resumed at" in next(command.folder.rglob("train.log")).read_text()
+    assert_as_uninterrupted(command, whole)
+
+
+def test_a_full_disk_fails_the_cell_and_keeps_the_last_checkpoint(
+    faulty: CommandLine, whole: Whole
+) -> None:
+    disk = faulty.folder / "outputs"
+    with small_disk(disk):
+        process = faulty.with_environment(SLOW="0.1").popen(*SAVING)
         wait_for(lambda: list(faulty.folder.rglob("last.pt")))
-        if fault == "full":
-            fill(disk)
-        else:
-            remount(disk, "ro")
+        with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"0" * 4096)
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 1, out
-        reason = "No space left on device" if fault == "full" else "Read-only file system"
-        assert reason in out
-        if fault == "full":
-            (disk / "filler").unlink()
-        else:
-            remount(disk, "rw")
-        again = faulty.train(*cell)
-        assert again.code == 0, again.text
-        log = next(faulty.folder.rglob("train.log")).read_text()
-        assert "resumed at" in log
-        assert_as_uninterrupted(faulty, whole)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        assert "No space left on device" in out
+        (disk / "filler").unlink()
+        assert_resumes_as_uninterrupted(faulty, whole)
 
 
-def fill(disk: Path) -> None:
-    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"0" * 4096)
+def test_a_disk_that_turns_read_only_fails_the_cell_and_keeps_the_last_checkpoint(
+    faulty: CommandLine, whole: Whole
+) -> None:
+    planned = re.search(r"\((/.*)\)", faulty.train(*SAVING, "plan=true").out)
+    assert planned
+    # Only of the checkpoints: a file system with a log that is being written stays as it is.
+    disk = Path(planned.group(1)) / "checkpoints"
 
+    def remounted(mode: str) -> bool:  # not in the middle of a checkpoint
+        command = ["mount", "-o", f"remount,{mode}", str(disk)]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
-def remount(disk: Path, mode: str) -> None:
-    def tried() -> bool:  # busy while a file is being written
-        done = subprocess.run(
-            ["mount", "-o", f"remount,{mode}", str(disk)], capture_output=True, check=False
-        )
-        return done.returncode == 0
-
-    wait_for(tried, 20)
+    with small_disk(disk):
+        process = faulty.with_environment(SLOW="0.1").popen(*SAVING)
+        wait_for(lambda: (disk / "last.pt").exists())
+        wait_for(lambda: remounted("ro"), 20)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 1, out
+        failed = faulty.only_record()
+        assert failed.status == record.FAILED and failed.error is not None
+        assert "Read-only file system" in failed.error["message"]
+        assert "Read-only file system" in out
+        assert remounted("rw")
+        assert_resumes_as_uninterrupted(faulty, whole)
 
 
 WITHOUT_OVERRIDE = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from amp_sweep import explain, record
+from amp_sweep.explain import outcome
 from amp_sweep.record import Record
 
 
@@ -153,7 +154,7 @@ def test_did_the_scaler_matter(without: float, scaled: float, enabled: bool, wor
         "underflow_frac_scaled": scaled,
         "underflow_scale": 1024.0,
     }
-    assert str(explain.scaler_words(metrics, enabled)).startswith(words)
+    assert str(outcome.scaler_words(metrics, enabled)).startswith(words)
 
 
 def test_replicas_that_computed_differently_are_told_apart() -> None:

@@ -2,15 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from amp_sweep import data, engine, models, optim, precision, probes
+from amp_sweep import data, engine, models, optim, parallel, precision, probes
 from amp_sweep.config import OptimizerConfig, RunConfig
 from amp_sweep.parallel import Ranks
 from amp_sweep.precision import ClassifierLoss
@@ -333,6 +334,46 @@ def test_a_failing_probe_costs_its_own_figures_only(
         )
     assert set(found.reasons) == set(probes.UNDERFLOW)
     assert found.metrics["flops_per_image"] > 0
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of one, so that ddp can be wrapped around a network."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_ddps_buckets_are_gradients(make: Make, tmp_path: Path, group: None) -> None:
+    cell = subject(make, tmp_path)
+    cell.trainer.loss = parallel.wrap(cell.loss, "ddp", [CPU])
+    for raw in cell.split.batches(cell.indices[:2]):  # in which ddp settles its buckets
+        engine.train_step(cell.trainer, *cell.split.to_input(raw))
+    found = probes.run_probes(cell)
+    assert found.reasons == {}
+    (weights,), (gradients,) = (
+        found.metrics[f"memory_{kind}_mib"] for kind in ("parameters", "gradients")
+    )
+    # Kept between the steps, all of them: not one gradient after the other.
+    assert gradients == pytest.approx(weights)
+    assert found.metrics["memory_unattributed_mib"] == [0.0]
+
+
+def test_a_rank_that_fails_before_the_exchange_tells_the_others(
+    make: Make, tmp_path: Path, group: None
+) -> None:
+    class Two(Ranks):
+        """The other of two ranks has failed."""
+
+        def gather(self, value: Any) -> list[Any]:
+            return [value, True]
+
+    cell = subject(make, tmp_path, ranks=Two(0, 0, 1))
+    cell.trainer.loss = parallel.wrap(cell.loss, "ddp", [CPU])
+    found = probes.run_probes(cell)
+    assert found.reasons["memory_parameters_mib"] == (
+        "the memory probe failed: RuntimeError: it failed on rank 1"
+    )
 
 
 def test_in_float32_there_is_no_underflow_to_look_for(make: Make, tmp_path: Path) -> None:
