@@ -110,9 +110,9 @@ class MemoryConfig:
     format: str = "auto"  # channels_last, contiguous; auto is channels_last on CUDA
     compile: str = "off"  # torch.compile: off, default, max-autotune, auto
     cuda_graph: bool | str = False  # the whole step as one CUDA graph: true, false, auto
-    # The first convolution on blocks of pixels, ReLU and pooling in one pass: the same
-    # mathematics, other sums. true, false, auto.
-    fused_layers: bool | str = False
+    # Strided convolutions of few channels on blocks of pixels: the same mathematics, other sums.
+    # true, false, auto.
+    space_to_depth: bool | str = False
     # Autocast's half-precision weights kept beside float32 masters instead of cast anew at every
     # step, and gradients left in half precision: equal figures on one device. true, false, auto.
     master_weights: bool | str = False

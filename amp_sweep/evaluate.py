@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from amp_sweep import checkpoint, config, data, engine, memory, models, precision, record
+from amp_sweep.fast import space_to_depth
 from amp_sweep.hardware import detect
 from amp_sweep.paths import RunPaths
 from amp_sweep.screen import Screen
@@ -62,10 +63,8 @@ def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
             dropout=settings.model.dropout,
         )
         network.load_state_dict(state["weights"])
-        if recorded.effective.get("fused_layers"):  # the same sums, to the last bit
-            from amp_sweep.fused import layers
-
-            network = layers.fuse(network)
+        if recorded.effective.get("space_to_depth"):  # the same sums, to the last bit
+            network = space_to_depth.convert(network)
     except (data.DataError, checkpoint.CheckpointError, models.ModelError) as error:
         raise EvaluationError(str(error)) from error
     except (RuntimeError, KeyError) as error:

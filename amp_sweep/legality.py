@@ -41,7 +41,7 @@ DATA_NAMES = ("digits", "cifar10", "imagefolder", "synthetic")
 WORD_OR_NUMBER: dict[str, str] = {"parallel.devices": "auto", "model.outputs": "auto"}
 WORD_OR_FLAG: dict[str, str] = {
     "memory.cuda_graph": "auto",
-    "memory.fused_layers": "auto",
+    "memory.space_to_depth": "auto",
     "memory.master_weights": "auto",
 }
 

@@ -63,7 +63,7 @@ NOT_IDENTITY = frozenset(
 ADDED_LATER: dict[str, Any] = {
     "memory.compile": "off",
     "memory.cuda_graph": False,
-    "memory.fused_layers": False,
+    "memory.space_to_depth": False,
     "memory.master_weights": False,
 }
 

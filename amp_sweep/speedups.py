@@ -14,25 +14,26 @@ class Speedups:
 
     compile: str = "off"
     cuda_graph: bool = False
-    fused_layers: bool = False
+    space_to_depth: bool = False
     master_weights: bool = False
 
 
-def choose(settings: RunConfig, device_type: str, backend: str | None) -> Speedups:
-    """`auto` is what is fastest for this cell on this device; the rest is as asked.
+def choose(settings: RunConfig, device_type: str) -> Speedups:
+    """`auto` is what was measured to be fastest for such a cell; the rest is as asked.
 
-    Over DataParallel, on a CPU and on MPS nothing is turned on: see `legality.impossible_here`.
+    Launched kernel by kernel a step waits for the host, and compiled code or more layers only add
+    to that: they come on together with a graph. Under ddp no graph was measured yet.
     """
     memory, precision = settings.memory, settings.precision
-    suits = device_type == "cuda" and settings.parallel.name != "dp"
     in_graph = (
-        suits
-        and backend != "gloo"
+        device_type == "cuda"
+        and settings.parallel.name == "none"
         and settings.data.pipeline == "resident"
         and settings.data.placement != "host"
     )
     half = (
-        suits
+        device_type == "cuda"
+        and settings.parallel.name != "dp"
         and precision.autocast
         and settings.optimizer.name == "adamw"
         and settings.optimizer.clip_norm is None
@@ -42,8 +43,8 @@ def choose(settings: RunConfig, device_type: str, backend: str | None) -> Speedu
         return auto if value == "auto" else bool(value)
 
     return Speedups(
-        compile=("default" if suits else "off") if memory.compile == "auto" else memory.compile,
+        compile=("default" if in_graph else "off") if memory.compile == "auto" else memory.compile,
         cuda_graph=decided(memory.cuda_graph, in_graph),
-        fused_layers=decided(memory.fused_layers, suits),
+        space_to_depth=decided(memory.space_to_depth, in_graph),
         master_weights=decided(memory.master_weights, half),
     )

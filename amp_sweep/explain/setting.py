@@ -52,7 +52,7 @@ def ran(run: Record) -> list[tuple[str, Any]]:
     batch = f"{ran.get('global_batch')} a step, {ran.get('per_device_batch')} a device"
     speedups = [
         f"{name}={ran[name]}"
-        for name in ("compile", "cuda_graph", "fused_layers", "master_weights")
+        for name in ("compile", "cuda_graph", "space_to_depth", "master_weights")
         if ran.get(name) not in (None, False, "off")
     ]
     return [

@@ -22,7 +22,7 @@ from amp_sweep import (
     speedups,
 )
 from amp_sweep.config import RunConfig
-from amp_sweep.fused import master_weights
+from amp_sweep.fast import master_weights, space_to_depth
 from amp_sweep.graph import WARM_UP_STEPS, WARM_UP_STEPS_DDP, StepGraph
 from amp_sweep.hardware import cpu_name, usable_cores
 from amp_sweep.messages import RankJob
@@ -129,11 +129,9 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
         width=settings.model.width,
         dropout=settings.model.dropout,
     )
-    chosen = speedups.choose(settings, plan.device_type, plan.backend)
-    if chosen.fused_layers:
-        from amp_sweep.fused import layers  # its kernels are registered with PyTorch at import
-
-        network = layers.fuse(network)
+    chosen = speedups.choose(settings, plan.device_type)
+    if chosen.space_to_depth:
+        network = space_to_depth.convert(network)
     network = network.to(devices[0]).to(memory_format=memory.memory_format(channels_last))
     dtype = precision.autocast_dtype(
         settings.precision.autocast, settings.precision.dtype, plan.device_type

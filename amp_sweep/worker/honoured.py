@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
 
-from amp_sweep.fused.master_weights import MasterAdamW
+from amp_sweep.fast.master_weights import MasterAdamW
 from amp_sweep.precision import Observed
 from amp_sweep.worker.build import Cell
 from amp_sweep.worker.state import Progress

@@ -1,4 +1,4 @@
-"""Runs the Triton kernels on the CPU by Triton's interpreter and compares them with PyTorch."""
+"""Runs the Triton kernel on the CPU by Triton's interpreter and compares it with PyTorch."""
 
 import itertools
 import os
@@ -7,7 +7,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from amp_sweep.fused import adamw, pooling
+from amp_sweep.fast import adamw
 
 
 def check_adamw() -> None:
@@ -38,27 +38,5 @@ def check_adamw() -> None:
         assert skip == 0 or torch.equal(ours[1], master)
 
 
-def check_pooling() -> None:
-    forward, backward = pooling._compiled()
-    for kernel, stride, padding in ((3, 2, 0), (3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 3, 2)):
-        torch.manual_seed(0)
-        images = torch.randn(2, 5, 13, 11).contiguous(memory_format=torch.channels_last)
-        images[0, 0, :4, :4] = 0.0
-        images[1, 1, :4, :4] = 2.0  # ties
-        high, wide = (pooling._out_size(size, kernel, stride, padding) for size in (13, 11))
-        pooled, places = pooling._outputs(images, high, wide)
-        shape = (5, kernel, stride, padding, 16, 8)
-        forward[(2 * high, 1, 1)](images, pooled, places, 13, 11, high, wide, *shape)
-        stock = images.clone().requires_grad_()
-        expected = pooling.relu_max_pool_reference(stock, kernel, stride, padding)
-        assert torch.equal(pooled, expected)
-        gradient = torch.randn(expected.shape).contiguous(memory_format=torch.channels_last)
-        expected.backward(gradient)
-        found = torch.empty_like(images)
-        backward[(2 * 13, 1, 1)](gradient, places, found, 13, 11, high, wide, *shape)
-        assert stock.grad is not None and torch.allclose(found, stock.grad, atol=1e-5)
-
-
 if __name__ == "__main__":
     check_adamw()
-    check_pooling()

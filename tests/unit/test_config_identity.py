@@ -31,7 +31,7 @@ NO_PART = {
 LATER = {
     "memory.compile": "off",
     "memory.cuda_graph": False,
-    "memory.fused_layers": False,
+    "memory.space_to_depth": False,
     "memory.master_weights": False,
 }
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from amp_sweep import engine, optim, precision
 from amp_sweep.config import OptimizerConfig, SchedulerConfig
 from amp_sweep.data import Raw, Split
-from amp_sweep.fused import master_weights
+from amp_sweep.fast import master_weights
 from amp_sweep.graph import WARM_UP_STEPS, StepGraph
 from amp_sweep.measure import StepClock
 

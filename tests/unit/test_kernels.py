@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from amp_sweep.fused import adamw, pooling
+from amp_sweep.fast import adamw
 
 INTERPRETED = Path(__file__).with_name("kernels_interpreted.py")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton here")
-def test_the_kernels_agree_with_pytorch_in_tritons_interpreter() -> None:
+def test_the_kernel_agrees_with_pytorch_in_tritons_interpreter() -> None:
     done = subprocess.run(
         [sys.executable, str(INTERPRETED)],
         capture_output=True,
@@ -28,22 +28,8 @@ def test_the_kernels_agree_with_pytorch_in_tritons_interpreter() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_kernels_agree_with_pytorch_on_the_device() -> None:
+def test_the_kernel_agrees_with_pytorch_on_the_device() -> None:
     torch.manual_seed(0)
-    images = torch.randn(8, 64, 56, 56, device="cuda", dtype=torch.float16)
-    images = images.contiguous(memory_format=torch.channels_last)
-    ours, stock = images.clone().requires_grad_(), images.clone().requires_grad_()
-    found, expected = (
-        pooling.relu_max_pool(ours, 3, 2, 0),
-        pooling.relu_max_pool_reference(stock, 3, 2, 0),
-    )
-    gradient = torch.randn_like(found)
-    found.backward(gradient)
-    expected.backward(gradient)
-    assert torch.equal(found, expected)
-    assert ours.grad is not None and stock.grad is not None
-    assert torch.allclose(ours.grad, stock.grad, atol=1e-3)
-
     master = torch.randn(100_003, device="cuda")
     state = [master.half(), master, torch.zeros_like(master), torch.zeros_like(master)]
     again = [tensor.clone() for tensor in state]

@@ -42,7 +42,7 @@ LEVEL_OF = {
             "ceilings",
             "hardware",
             "checkpoint",
-            "fused",
+            "fast",
             "graph",
             "speedups",
         ),

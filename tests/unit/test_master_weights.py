@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from amp_sweep import engine, optim, precision
 from amp_sweep.config import OptimizerConfig, SchedulerConfig
-from amp_sweep.fused.master_weights import MasterAdamW, build_optimizer, float32_state, halve
+from amp_sweep.fast.master_weights import MasterAdamW, build_optimizer, float32_state, halve
 
 ADAMW = OptimizerConfig(name="adamw", lr=1e-3)
 CPU = torch.device("cpu")

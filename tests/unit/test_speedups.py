@@ -5,7 +5,7 @@ from tests.unit.conftest import Make
 AUTO = {
     "memory__compile": "auto",
     "memory__cuda_graph": "auto",
-    "memory__fused_layers": "auto",
+    "memory__space_to_depth": "auto",
     "memory__master_weights": "auto",
 }
 HALF = {"precision__name": "scaler", "precision__autocast": True, "precision__scaler": True}
@@ -18,37 +18,36 @@ def impossible(cell: RunConfig, device_type: str) -> str | None:
 
 
 def test_auto_turns_everything_on_for_half_precision_on_one_gpu(make: Make) -> None:
-    chosen = speedups.choose(make(**AUTO, **HALF), "cuda", None)
+    chosen = speedups.choose(make(**AUTO, **HALF), "cuda")
     assert chosen == speedups.Speedups("default", True, True, True)
 
 
 def test_auto_leaves_float32_without_master_weights(make: Make) -> None:
-    assert speedups.choose(make(**AUTO), "cuda", None).master_weights is False
+    assert speedups.choose(make(**AUTO), "cuda").master_weights is False
 
 
 def test_auto_turns_nothing_on_for_dp_and_on_a_cpu(make: Make) -> None:
     nothing = speedups.Speedups()
     dp = make(**AUTO, **HALF, parallel__name="dp")
-    assert speedups.choose(dp, "cuda", None) == nothing
-    assert speedups.choose(make(**AUTO, **HALF), "cpu", None) == nothing
+    assert speedups.choose(dp, "cuda") == nothing
+    assert speedups.choose(make(**AUTO, **HALF), "cpu") == nothing
 
 
-def test_auto_captures_no_graph_where_one_cannot_hold_the_step(make: Make) -> None:
-    gloo = make(**AUTO, **HALF, parallel__name="ddp")
-    assert speedups.choose(gloo, "cuda", "gloo").cuda_graph is False
-    assert speedups.choose(gloo, "cuda", "nccl").cuda_graph is True
-    loader = make(**AUTO, data__pipeline="loader")
-    assert speedups.choose(loader, "cuda", None).cuda_graph is False
+def test_auto_captures_a_graph_and_compiles_only_where_that_was_measured_to_pay(make: Make) -> None:
+    ddp = speedups.choose(make(**AUTO, **HALF, parallel__name="ddp"), "cuda")
+    assert ddp == speedups.Speedups("off", False, False, True)
+    loader = speedups.choose(make(**AUTO, data__pipeline="loader"), "cuda")
+    assert loader == speedups.Speedups()
 
 
 def test_auto_keeps_float32_gradients_where_their_norm_is_clipped(make: Make) -> None:
     clipped = make(**AUTO, **HALF, optimizer__clip_norm=1.0)
-    assert speedups.choose(clipped, "cuda", None).master_weights is False
+    assert speedups.choose(clipped, "cuda").master_weights is False
 
 
 def test_what_is_asked_for_by_name_is_not_decided_here(make: Make) -> None:
-    asked = make(memory__compile="max-autotune", memory__fused_layers=True)
-    chosen = speedups.choose(asked, "cpu", None)
+    asked = make(memory__compile="max-autotune", memory__space_to_depth=True)
+    chosen = speedups.choose(asked, "cpu")
     assert chosen == speedups.Speedups("max-autotune", False, True, False)
 
 
@@ -80,4 +79,4 @@ def test_runs_from_before_the_modes_keep_their_identity(make: Make) -> None:
     flat = record.flatten(config.to_dict(make()))
     older = {name: value for name, value in flat.items() if name not in record.ADDED_LATER}
     assert record.identity(flat) == record.identity(older)
-    assert config.fingerprint(make()) != config.fingerprint(make(memory__fused_layers=True))
+    assert config.fingerprint(make()) != config.fingerprint(make(memory__space_to_depth=True))

@@ -1,11 +1,7 @@
-"""The same network in layers that move less memory: equal mathematics, other sums."""
-
-from typing import Any
+"""The first convolution of a network in a form that tensor cores like: equal mathematics."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from amp_sweep.fused import pooling
 
 # Fewer channels than this leave most of a tensor core's inner dimension empty.
 _FEW_CHANNELS = 4
@@ -60,47 +56,9 @@ class SpaceToDepthConv2d(nn.Conv2d):
         )
 
 
-class ReluMaxPool2d(nn.Module):
-    """ReLU followed by max pooling with square windows, as one layer."""
-
-    def __init__(self, kernel: int, stride: int, padding: int) -> None:
-        super().__init__()
-        self.kernel, self.stride, self.padding = kernel, stride, padding
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Images [B, C, H, W]."""
-        return pooling.relu_max_pool(images, self.kernel, self.stride, self.padding)
-
-
-def fuse(network: nn.Module) -> nn.Module:
-    """`network`, in place, with the layers above where they fit; its state_dict keeps its names."""
-    for parent in list(network.modules()):
-        if SpaceToDepthConv2d.fits(parent):
-            parent.__class__ = SpaceToDepthConv2d
-        if isinstance(parent, nn.Sequential):
-            _fuse_pooling(parent)
+def convert(network: nn.Module) -> nn.Module:
+    """`network`, in place, with this layer where it fits; its state_dict keeps its names."""
+    for layer in network.modules():
+        if SpaceToDepthConv2d.fits(layer):
+            layer.__class__ = SpaceToDepthConv2d
     return network
-
-
-def _fuse_pooling(sequence: nn.Sequential) -> None:
-    for index in range(len(sequence) - 1):
-        first, second = sequence[index], sequence[index + 1]
-        if type(first) is nn.ReLU and isinstance(second, nn.MaxPool2d) and _is_plain(second):
-            sequence[index] = nn.Identity()
-            kernel, stride, padding = (int(v) for v in _sizes(second))
-            sequence[index + 1] = ReluMaxPool2d(kernel, stride, padding)
-
-
-def _sizes(layer: nn.MaxPool2d) -> tuple[Any, Any, Any]:
-    return layer.kernel_size, layer.stride, layer.padding
-
-
-def _is_plain(layer: nn.MaxPool2d) -> bool:
-    """Whether it has square windows and nothing unusual."""
-    return (
-        type(layer) is nn.MaxPool2d
-        and all(isinstance(size, int) for size in _sizes(layer))
-        and layer.dilation == 1
-        and not layer.ceil_mode
-        and not layer.return_indices
-    )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_sweep.config import OptimizerConfig
-from amp_sweep.fused import adamw
+from amp_sweep.fast import adamw
 
 # The layers whose weights autocast casts; all others (norms, embeddings) stay in float32.
 _HALF_LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
