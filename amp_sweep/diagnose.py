@@ -70,6 +70,8 @@ def diagnose(
     *,
     placement: str = "",
     device_type: str = "",
+    parallel: str = "",
+    in_graph: bool = False,
     backend: str = "",
     replicas: int = 1,
     mfu: float | None = None,
@@ -99,7 +101,7 @@ def diagnose(
         WORDS[first],
         {
             "input": lambda: _input(largest, placement),
-            "gaps": lambda: _gaps(largest, device_type),
+            "gaps": lambda: _gaps(largest, device_type, parallel, replicas, in_graph),
             "compute": lambda: _compute(largest, mfu, autocast),
             "memory": lambda: _memory(largest),
             "communication": lambda: _communication(largest, backend, replicas),
@@ -120,16 +122,21 @@ def _input(share: float, placement: str) -> str:
     return f"waits {share:.0%} of the time for its input: AMP cannot help; try {advice}"
 
 
-def _gaps(share: float, device_type: str) -> str:
+def _gaps(share: float, device_type: str, parallel: str, replicas: int, in_graph: bool) -> str:
     if device_type == "cpu":
         return (
             f"{share:.0%} of the time passes between operations, in Python and PyTorch itself: "
             "number formats change little; try a larger data.batch_size"
         )
+    if parallel == "dp" and replicas > 1:
+        why = "while DataParallel copies the weights and starts its threads at every step"
+        advice = "parallel=ddp"
+    else:
+        why = "between kernels, which are launched more slowly than they run"
+        advice = "a larger data.batch_size" + ("" if in_graph else " or memory=fast")
     return (
-        f"the device is idle {share:.0%} of the time between kernels, which are launched more "
-        "slowly than they run: number formats change little; try a larger data.batch_size or "
-        "memory.compile"
+        f"the device is idle {share:.0%} of the time {why}: number formats change little; "
+        f"try {advice}"
     )
 
 
@@ -160,6 +167,8 @@ def figures(record_effective: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "placement": record_effective.get("data_placement") or "",
         "device_type": record_effective.get("device_type") or "",
+        "parallel": record_effective.get("parallel") or "",
+        "in_graph": bool(record_effective.get("cuda_graph")),
         "backend": record_effective.get("backend") or "",
         "replicas": record_effective.get("replicas") or 1,
         "autocast": record_effective.get("autocast_dtype") is not None,

@@ -15,7 +15,7 @@ from amp_sweep import config
 
 # To look at the machine and the data.
 LOOK = (
-    "hydra",  # a forked process runs the main module again, which imports it
+    "amp_sweep.train",  # a forked process runs the main module again
     "amp_sweep.worker",
 )
 TRAIN = (
@@ -26,6 +26,7 @@ TRAIN = (
 )
 # Only its own networks need it.
 CLASSIFIERS = "torchvision"
+LAST = "amp_sweep.frozen"
 
 # SLURM sends these to every process of a job, a terminal's end to every process of its session.
 # They are meant for the launcher: were the server to die of one, its ranks would die unsaved.
@@ -37,9 +38,9 @@ PARENT_CHECK_S = 0.5
 def _preload(networks: Iterable[str]) -> list[str]:
     names = set(networks)
     if not names:
-        return [*LOOK]
+        return [*LOOK, LAST]
     stock = any(name != "alexnet" and not config.is_own_callable(name) for name in names)
-    return [*LOOK, *TRAIN, *([CLASSIFIERS] if stock else [])]
+    return [*LOOK, *TRAIN, *([CLASSIFIERS] if stock else []), LAST]
 
 
 def start(networks: Iterable[str]) -> None:

@@ -2,10 +2,8 @@
 
 import logging
 import math
-import os
-import socket
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +14,11 @@ from amp_sweep.measure import StepClock, StepTimes
 from amp_sweep.messages import RankJob
 from amp_sweep.parallel import Ranks
 from amp_sweep.paths import RunPaths
-from amp_sweep.precision import Observed, observe
+from amp_sweep.precision import observe
 from amp_sweep.worker import honoured, measured
 from amp_sweep.worker.build import Cell, Invalid, build
 from amp_sweep.worker.compile_ahead import compile_ahead
+from amp_sweep.worker.report import Segment, look_around, rank_report
 from amp_sweep.worker.state import Progress, resume, save_state, save_weights
 from amp_sweep.worker.write import Writer
 
@@ -54,22 +53,6 @@ class StopRequest:
         return self.target is None or step < self.target
 
 
-@dataclass
-class Segment:
-    """What this process measured: from its start or resumption to its end."""
-
-    startup_s: float
-    compile_s: float | None = None
-    first_step_s: float | None = None
-    step_times: list[StepTimes] = field(default_factory=list)  # one per epoch
-    observed: Observed = field(default_factory=Observed)
-    rss_before_mib: float = 0.0  # before anything was built
-    nvml: energy.Nvml = field(default_factory=energy.Nvml)
-    own_processes: list[int] = field(default_factory=list)  # those of all ranks
-    gpus_start: list[dict[str, Any]] = field(default_factory=list)
-    contended: bool | None = None  # at the start
-
-
 def run_cell(job: RankJob, paths: RunPaths, ranks: Ranks, stop: StopRequest) -> str:
     """Build and train; returns `completed` or `interrupted`. Raises what went wrong."""
     rss_mib = memory.rss_mib()
@@ -80,12 +63,12 @@ def run_cell(job: RankJob, paths: RunPaths, ranks: Ranks, stop: StopRequest) -> 
     try:
         writer.sign_of_life(progress.epoch, progress.step, "start")
         segment = Segment(startup_s=time.time() - job.launched_at, rss_before_mib=rss_mib)
-        _look_around(cell, segment)
+        look_around(cell, segment)
         segment.compile_s = compile_ahead(cell, segment.observed)
         finished = _train_epochs(cell, progress, segment, writer, stop)
         if finished:
             save_weights(cell, "final", progress)
-        everyone = ranks.gather(_report(cell, segment, progress))
+        everyone = ranks.gather(rank_report(cell, segment, progress))
         writer.finish(progress, segment.first_step_s, segment.step_times, everyone)
         if finished:
             _check_honoured(cell, progress, everyone)
@@ -96,49 +79,6 @@ def run_cell(job: RankJob, paths: RunPaths, ranks: Ranks, stop: StopRequest) -> 
         cell.test.close()
     ranks.leave()
     return record.COMPLETED if finished else record.INTERRUPTED
-
-
-def _look_around(cell: Cell, segment: Segment) -> None:
-    """Note the state of the devices, and who else uses them."""
-    segment.own_processes = cell.ranks.gather(os.getpid())
-    if not cell.config.measure.energy:
-        segment.nvml = energy.Nvml(reason="measure.energy=false")
-        return
-    segment.nvml = energy.open_nvml(cell.devices)
-    segment.gpus_start = [asdict(gpu) for gpu in segment.nvml.state()]
-    segment.contended = measured.contended(segment.nvml, segment.own_processes)
-
-
-def _report(cell: Cell, segment: Segment, progress: Progress) -> dict[str, Any]:
-    """This rank's part of the record."""
-    allocated, reserved = memory.peaks_mib(cell.devices)
-    peak_rss_mib = memory.peak_rss_mib()
-    seen = segment.observed
-    progress.energy.total_j()  # gives the reason, where there is none yet
-    return {
-        "hostname": socket.gethostname(),
-        "device_names": [cell.device_name(device) for device in cell.devices],
-        "observed_dtypes": sorted(seen.dtypes),
-        "observed_dtypes_by_layer": [
-            {
-                "rank": cell.ranks.rank,
-                "device": device,
-                **{kind: sorted(names) for kind, names in sorted(kinds.items())},
-            }
-            for device, kinds in sorted(seen.by_device.items())
-        ],
-        "honoured": honoured.seen_by_rank(cell, seen),
-        "peak_allocated_mib": allocated,
-        "peak_reserved_mib": reserved,
-        "peak_rss_mib": peak_rss_mib,
-        "peak_rss_above_mib": max(0.0, peak_rss_mib - segment.rss_before_mib),
-        "startup_s": segment.startup_s,
-        "compile_s": segment.compile_s,
-        "energy": asdict(progress.energy),
-        "contended": [segment.contended, measured.contended(segment.nvml, segment.own_processes)],
-        "gpus_start": segment.gpus_start,
-        "gpus_end": [asdict(gpu) for gpu in segment.nvml.state()],
-    }
 
 
 def _check_honoured(cell: Cell, progress: Progress, everyone: list[dict[str, Any]]) -> None:

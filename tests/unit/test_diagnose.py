@@ -75,6 +75,14 @@ def test_the_evidence_says_how_near_the_ceiling_a_computing_run_is() -> None:
     assert "lower precision" not in diagnose(case(compute=1.0), autocast=True).evidence
 
 
+def test_the_advice_against_gaps_is_what_is_not_used_yet() -> None:
+    idle = case(gaps=0.7, compute=0.3)
+    assert "memory=fast" in diagnose(idle, device_type="cuda").evidence
+    assert "memory=fast" not in diagnose(idle, device_type="cuda", in_graph=True).evidence
+    assert "parallel=ddp" in diagnose(idle, device_type="cuda", parallel="dp", replicas=2).evidence
+    assert "Python" in diagnose(idle, device_type="cpu").evidence
+
+
 def test_communication_names_the_backend_and_the_devices() -> None:
     found = diagnose(case(communication=0.7, compute=0.3), backend="gloo", replicas=2)
     assert "by gloo between 2 devices" in found.evidence

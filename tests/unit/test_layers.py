@@ -19,6 +19,7 @@ LEVEL_OF = {
         (
             "config",
             "forkserver",
+            "frozen",
             "legality",
             "lock",
             "messages",
