@@ -52,17 +52,21 @@ def measured(
     *,
     device_name: str,
     driver: str | None = None,
+    reached_tflops: float = 0.0,
 ) -> Ceilings:
     """The ceilings of this device, from the file in `folder` or, the first time, measured.
 
-    The file is named by device, PyTorch, CUDA and driver or, on a CPU, its threads. A folder
-    that cannot be written costs the measurement again and nothing else.
+    The file is named by device, PyTorch, CUDA and driver or, on a CPU, its threads. A folder that
+    cannot be written costs the measurement again and nothing else. `reached_tflops` is what a run
+    reached: a ceiling below it was measured while others used the device, and is measured again.
     """
     path = folder / f"{_identity(device, device_name, driver)}.json"
     known = _read(path)
     for name in (number_format, "copy"):
-        if name not in known:
-            known[name] = _copy(device) if name == "copy" else _matmul(device, name)
+        too_low = name == number_format and known.get(name, 0.0) < reached_tflops
+        if name not in known or too_low:
+            rate = _copy(device) if name == "copy" else _matmul(device, name)
+            known[name] = max(rate, known.get(name, 0.0))
             with contextlib.suppress(OSError):
                 _write(path, known)
     return Ceilings(known[number_format], known["copy"])

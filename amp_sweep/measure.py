@@ -1,17 +1,44 @@
 """Times of steps, by events on the device or a monotonic clock, read once an epoch."""
 
+import contextlib
 import itertools
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 
 # Steps at the start of a run that no throughput figure counts when there is one epoch only.
 WARMUP_STEPS = 10
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """What the processors of this host have done up to a moment, in seconds of one core."""
+
+    at_s: float  # of a clock that never goes back
+    host_busy_s: float  # all processes
+    own_s: float  # this process and its children
+    host_cores: int
+
+
+def cpu_times() -> CpuTimes:
+    """The times now."""
+    host = psutil.cpu_times()
+    waiting = host.idle + getattr(host, "iowait", 0.0)
+    # A guest's time is part of its host's user time.
+    guests = getattr(host, "guest", 0.0) + getattr(host, "guest_nice", 0.0)
+    own = time.process_time()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            times = child.cpu_times()
+            own += times.user + times.system
+    return CpuTimes(time.monotonic(), sum(host) - waiting - guests, own, os.cpu_count() or 1)
 
 
 def synchronize(devices: Sequence[torch.device]) -> None:

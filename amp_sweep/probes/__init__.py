@@ -282,12 +282,16 @@ def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def _ceilings(subject: Subject, found: Findings) -> None:
     if subject.ranks.rank == 0:  # alone: the others would compete for the same cores
         number_format = ceilings.format_of(subject.autocast_dtype, subject.tf32)
+        images = subject.indices.shape[1] / len(subject.devices)  # of a device and step
+        flops_per_image = found.metrics.get("flops_per_image")
+        rate = images / subject.step_s if subject.step_s else 0.0
         best = ceilings.measured(
             subject.devices[0],
             number_format,
             subject.cache,
             device_name=subject.device_name,
             driver=subject.driver,
+            reached_tflops=(flops_per_image or 0.0) * rate / 1e12,
         )
         found.metrics["ceiling_tflops"] = best.tflops
         found.metrics["ceiling_gb_per_s"] = best.gb_per_s

@@ -1,7 +1,8 @@
 """From what each rank measured to the record's figures: merged, derived, with their reasons."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,10 @@ def no_probes(reason: str) -> Figures:
     return figures
 
 
+# What others may take of the cores that a cell computes with: the launcher, the system itself.
+_TOLERATED = 0.15
+
+
 def energy_figures(energies: Sequence[Energy], contended: Sequence[bool | None]) -> Figures:
     """Energy over all ranks, and whether any other process used a device.
 
@@ -89,6 +94,24 @@ def contended(nvml: Nvml, own: Sequence[int]) -> bool | None:
     """Whether a process that is not ours holds a context on this rank's devices now."""
     count = others(nvml.state(), own)
     return None if count is None else count > 0
+
+
+def cores_contended(ranks: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether other processes left some host fewer cores than the ranks on it compute with.
+
+    Each rank has its `hostname`, its `threads` and its `cpu`: times at the start and the end.
+    """
+    hosts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for rank in ranks:
+        hosts[rank["hostname"]].append(rank)
+    for on_host in hosts.values():
+        before, after = on_host[0]["cpu"]
+        own_s = sum(rank["cpu"][1].own_s - rank["cpu"][0].own_s for rank in on_host)
+        others = (after.host_busy_s - before.host_busy_s - own_s) / (after.at_s - before.at_s)
+        wanted = sum(rank["threads"] for rank in on_host)
+        if after.host_cores - others < wanted * (1 - _TOLERATED):
+            return True
+    return False
 
 
 def subject(cell: Cell, progress: Progress, driver: str | None) -> Subject:
@@ -205,6 +228,10 @@ def _work(figures: Figures, images_per_s: float | None, replicas: int) -> None:
     achieved = figures.metrics["achieved_tflops"] = flops * images_per_s / replicas / 1e12
     if ceiling is None:
         figures.missing(("mfu",), "needs ceiling_tflops")
+    elif achieved > ceiling:
+        figures.missing(
+            ("mfu",), "the training reached more than ceiling_tflops, measured on a busy device"
+        )
     else:
         figures.metrics["mfu"] = achieved / ceiling
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from amp_sweep import energy, memory
-from amp_sweep.measure import StepTimes
+from amp_sweep.measure import CpuTimes, StepTimes, cpu_times
 from amp_sweep.precision import Observed
 from amp_sweep.worker import honoured, measured
 from amp_sweep.worker.build import Cell
@@ -27,6 +27,7 @@ class Segment:
     own_processes: list[int] = field(default_factory=list)  # those of all ranks
     gpus_start: list[dict[str, Any]] = field(default_factory=list)
     contended: bool | None = None  # at the start
+    cpu: CpuTimes = field(default_factory=cpu_times)  # likewise
 
 
 def look_around(cell: Cell, segment: Segment) -> None:
@@ -67,6 +68,8 @@ def rank_report(cell: Cell, segment: Segment, progress: Progress) -> dict[str, A
         "compile_s": segment.compile_s,
         "energy": asdict(progress.energy),
         "contended": [segment.contended, measured.contended(segment.nvml, segment.own_processes)],
+        "cpu": (segment.cpu, cpu_times()),
+        "threads": cell.threads,
         "gpus_start": segment.gpus_start,
         "gpus_end": [asdict(gpu) for gpu in segment.nvml.state()],
     }

@@ -121,10 +121,10 @@ class Writer:
         cell = self._cell
         finished = progress.epoch == cell.config.epochs
         energies = [Energy(**rank["energy"]) for rank in ranks]
-        figures = measured.energy_figures(
-            energies,
-            [looked for rank in ranks for looked in rank["contended"]],
-        )
+        contended = [looked for rank in ranks for looked in rank["contended"]]
+        if cell.device.type == "cpu":
+            contended = [measured.cores_contended(ranks)]
+        figures = measured.energy_figures(energies, contended)
         if not finished:
             later = measured.no_probes("taken after the last epoch")
             figures.metrics |= later.metrics
@@ -286,7 +286,11 @@ def _device_notes(metrics: dict[str, Any], ranks: list[dict[str, Any]]) -> list[
             f"the GPU's clock was held down at the end of training: {', '.join(sorted(slowing))}"
         )
     if metrics.get("contended"):
-        notes.append("contended: another process used the device at the start or the end")
+        notes.append(
+            "contended: another process used the device at the start or the end"
+            if gpus
+            else "contended: other processes used the cores that this run computed with"
+        )
     return notes
 
 

@@ -38,6 +38,17 @@ def test_it_is_measured_once_per_format(tmp_path: Path, monkeypatch: pytest.Monk
     assert set(json.loads(file.read_text())) == {"float32", "copy", "bfloat16"}
 
 
+def test_a_ceiling_below_what_a_run_reached_is_measured_again(tmp_path: Path) -> None:
+    ceilings.measured(CPU, "float32", tmp_path, device_name="cpu")
+    (file,) = tmp_path.iterdir()
+    file.write_text(json.dumps({"float32": 1e-9, "copy": 1.0}))  # from a busy machine
+    kept = ceilings.measured(CPU, "float32", tmp_path, device_name="cpu", reached_tflops=1e-10)
+    assert kept.tflops == 1e-9
+    again = ceilings.measured(CPU, "float32", tmp_path, device_name="cpu", reached_tflops=1e-8)
+    assert again.tflops > 1e-6 and again.gb_per_s == 1.0
+    assert json.loads(file.read_text())["float32"] == again.tflops
+
+
 @pytest.mark.parametrize(
     "content", ["", "[1, 2]", '{"float32": "fast", "copy": 3}', '{"copy": -1}']
 )

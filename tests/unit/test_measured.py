@@ -12,6 +12,7 @@ import torch
 from amp_sweep import checkpoint, config, data, parallel, record
 from amp_sweep.config import RunConfig
 from amp_sweep.energy import Energy
+from amp_sweep.measure import CpuTimes, cpu_times
 from amp_sweep.messages import RankJob
 from amp_sweep.parallel import Ranks
 from amp_sweep.paths import RunPaths
@@ -355,3 +356,45 @@ def test_energy_is_the_sum_over_ranks_and_any_neighbour_counts(
     assert figures.metrics["energy_j_per_image"] == (joules / 1000 if joules else None)
     assert figures.metrics["contended"] is marked
     assert not any(note.startswith("contended") for note in figures.notes())
+
+
+def rank_on(host: str, *, own_s: float, busy_s: float, cores: int = 4, threads: int = 2) -> Any:
+    """Ten seconds of a rank with two threads, on a host whose cores were busy for `busy_s`."""
+    before = CpuTimes(at_s=5.0, host_busy_s=100.0, own_s=3.0, host_cores=cores)
+    after = CpuTimes(15.0, 100.0 + busy_s, 3.0 + own_s, cores)
+    return {"hostname": host, "threads": threads, "cpu": (before, after)}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "contended"),
+    [
+        ([rank_on("a", own_s=19, busy_s=20)], False),
+        # Two of four cores are others' and two are left.
+        ([rank_on("a", own_s=19, busy_s=39)], False),
+        ([rank_on("a", own_s=15, busy_s=39)], True),
+        ([rank_on("a", own_s=19, busy_s=20, cores=2)], False),
+        ([rank_on("a", own_s=12, busy_s=20, cores=2)], True),
+        # Ranks of one host are not one another's disturbance; another host's are seen apart.
+        ([rank_on("a", own_s=10, busy_s=20, cores=2, threads=1)] * 2, False),
+        (
+            [
+                rank_on("a", own_s=10, busy_s=10, threads=1),
+                rank_on("b", own_s=4, busy_s=40, threads=1),
+            ],
+            True,
+        ),
+    ],
+)
+def test_a_cpu_is_contended_where_others_left_too_few_cores(ranks: Any, contended: bool) -> None:
+    assert measured.cores_contended(ranks) is contended
+
+
+def test_this_processs_work_and_its_childrens_is_its_own() -> None:
+    before = cpu_times()
+    ends = time.monotonic() + 0.3
+    while time.monotonic() < ends:
+        sum(range(1000))
+    after = cpu_times()
+    assert 0.05 < after.own_s - before.own_s < 1.0
+    assert after.host_busy_s - before.host_busy_s > 0.05
+    assert 0.3 <= after.at_s - before.at_s < 30 and after.host_cores >= 1
