@@ -15,7 +15,10 @@ from amp_sweep import config
 
 # To look at the machine and the data.
 LOOK = (
-    "amp_sweep.train",  # a forked process runs the main module again
+    # A forked process runs the main module again, which imports these two. (The module itself
+    # must not be there yet: runpy would warn.)
+    "hydra",
+    "amp_sweep.sweep",
     "amp_sweep.worker",
 )
 TRAIN = (

@@ -207,7 +207,8 @@ def energies(runs: Sequence[Record]) -> str:
     """Joules, and what the device did for them."""
     rows = []
     for run in runs:
-        metrics, gpus = run.metrics, (run.segments[-1].get("gpus_end") or [{}])
+        metrics = run.metrics
+        gpus = (run.segments[-1].get("gpus_end") if run.segments else None) or [{}]
         rows.append(
             [
                 cell_name(run),

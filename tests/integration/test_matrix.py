@@ -37,6 +37,7 @@ def test_all_nine_cells_complete_and_the_table_shows_them(
 ) -> None:
     command, run = matrix
     assert run.code == 0, run.text
+    assert "Warning:" not in run.err, run.err
     records = command.records()
     assert sorted(records) == sorted(CELLS)
     assert {item.status for item in records.values()} == {record.COMPLETED}
