@@ -299,7 +299,7 @@ def test_ctrl_c_in_a_sweep_keeps_what_is_done_and_starts_no_other(faulty: Comman
 
 
 def test_a_second_ctrl_c_ends_at_once(faulty: CommandLine) -> None:
-    process = faulty.with_environment(SLOW="20").popen(*FAULTY)
+    process = faulty.with_environment(SLOW="9").popen(*FAULTY)
     wait_for(lambda: progress(faulty))
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(0.5)
@@ -521,7 +521,7 @@ def test_a_permission_lost_in_mid_run_fails_that_cell_and_keeps_the_last_checkpo
 ) -> None:
     prefix = obeying_permissions()
     cells = ("-m", "seed=0,1", "checkpoint.every_steps=4", "track=none", *FAULTY)
-    process = faulty.with_environment(SLOW="0.05").popen(*cells, prefix=prefix)
+    process = faulty.with_environment(SLOW="0.03").popen(*cells, prefix=prefix)
     wait_for(past_first_epoch(faulty))
     folder = faulty.run_dir("none-fp32-s0")
     set_mode(folder, 0o555)
