@@ -102,7 +102,7 @@ def diagnose(
         {
             "input": lambda: _input(largest, placement),
             "gaps": lambda: _gaps(largest, device_type, parallel, replicas, in_graph),
-            "compute": lambda: _compute(largest, mfu, autocast),
+            "compute": lambda: _compute(largest, mfu, not autocast and device_type == "cuda"),
             "memory": lambda: _memory(largest),
             "communication": lambda: _communication(largest, backend, replicas),
         }[first](),
@@ -140,9 +140,10 @@ def _gaps(share: float, device_type: str, parallel: str, replicas: int, in_graph
     )
 
 
-def _compute(share: float, mfu: float | None, autocast: bool) -> str:
+def _compute(share: float, mfu: float | None, lower_helps: bool) -> str:
+    # On a CPU a lower precision helps only where it multiplies natively, and then not always.
     of = f", at {mfu:.0%} of this device's measured ceiling over the whole step" if mfu else ""
-    advice = "" if autocast else "; a lower precision helps most here"
+    advice = "; a lower precision helps most here" if lower_helps else ""
     return f"spends {share:.0%} of the time in matrix products and convolutions{of}{advice}"
 
 

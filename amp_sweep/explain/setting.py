@@ -9,6 +9,9 @@ from rich.text import Text
 from amp_sweep import record
 from amp_sweep.record import Record
 
+# Settings of `memory` that say how the same training is made faster.
+SPEEDUPS = ("compile", "cuda_graph", "space_to_depth", "master_weights")
+
 
 def asked(run: Record) -> list[tuple[str, Any]]:
     """The request."""
@@ -30,7 +33,16 @@ def asked(run: Record) -> list[tuple[str, Any]]:
         ("precision", _asked_precision(flat)),
         ("optimizer", f"{of('optimizer.name')}, lr {lr:g}" if lr is not None else None),
         ("scheduler", of("scheduler.name")),
+        ("memory", _asked_memory(flat) or None),
     ]
+
+
+def _asked_memory(flat: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name}={value}"
+        for name in SPEEDUPS
+        if (value := flat.get(f"memory.{name}")) not in (None, False, "off")
+    )
 
 
 def _asked_precision(flat: dict[str, Any]) -> str:
@@ -51,9 +63,7 @@ def ran(run: Record) -> list[tuple[str, Any]]:
     devices = ", ".join(dict.fromkeys(str(name) for name in names))
     batch = f"{ran.get('global_batch')} a step, {ran.get('per_device_batch')} a device"
     speedups = [
-        f"{name}={ran[name]}"
-        for name in ("compile", "cuda_graph", "space_to_depth", "master_weights")
-        if ran.get(name) not in (None, False, "off")
+        f"{name}={ran[name]}" for name in SPEEDUPS if ran.get(name) not in (None, False, "off")
     ]
     return [
         ("devices", f"{ran.get('replicas')} x {devices}" if devices else ran.get("device_type")),
@@ -69,7 +79,7 @@ def ran(run: Record) -> list[tuple[str, Any]]:
         ("TF32", _tf32(ran)),
         ("cudnn benchmark", _switch(ran.get("cudnn_benchmark"))),
         ("memory format", ran.get("memory_format")),
-        ("speed-ups", ", ".join(speedups)),
+        ("speed-ups", ", ".join(speedups) or "none"),
         ("threads", ran.get("threads")),
     ]
 
