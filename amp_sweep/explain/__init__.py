@@ -1,7 +1,7 @@
 """The whole story of a run, from its record alone: `python -m amp_sweep.explain RUN_DIR`."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -29,26 +29,34 @@ def story(run: Record, folder: Path | None = None) -> Iterator[RenderableType]:
     yield Text()
     if run.metrics.get("diagnosis"):
         yield section("In a word", Text(f"{run.metrics['diagnosis']}: {_evidence(run)}"))
-    yield section("Asked for", rows(setting.asked(run)))
+    yield _part("Asked for", lambda: [rows(setting.asked(run))])
     if run.effective:
-        yield section("What ran", rows(setting.ran(run)))
+        yield _part("What ran", lambda: [rows(setting.ran(run))])
     if run.metrics:
-        yield section("Time", rows(outcome.times(found)))
-        yield section("Where the time went", outcome.shares(found))
-        yield section("Result", rows(outcome.result(found)))
-        yield section("Memory", *outcome.memory(found))
-        yield section("Energy and cost", rows(outcome.energy(found)))
-        yield section("Work", rows(outcome.work(found)))
-        yield section("Mixed precision", rows(outcome.precision(found)))
-        yield section("Communication", rows(outcome.communication(found)))
+        yield _part("Time", lambda: [rows(outcome.times(found))])
+        yield _part("Where the time went", lambda: [outcome.shares(found)])
+        yield _part("Result", lambda: [rows(outcome.result(found))])
+        yield _part("Memory", lambda: outcome.memory(found))
+        yield _part("Energy and cost", lambda: [rows(outcome.energy(found))])
+        yield _part("Work", lambda: [rows(outcome.work(found))])
+        yield _part("Mixed precision", lambda: [rows(outcome.precision(found))])
+        yield _part("Communication", lambda: [rows(outcome.communication(found))])
     if run.environment:
-        yield section("Environment", rows(setting.environment(run)))
+        yield _part("Environment", lambda: [rows(setting.environment(run))])
     if len(run.segments) > 1:
-        yield section("Segments", rows(setting.segments(run)))
+        yield _part("Segments", lambda: [rows(setting.segments(run))])
     if run.notes:
         yield section("Notes", *(Text(f"- {note}") for note in run.notes))
     if run.error:
-        yield section("Error", *setting.error(run.error))
+        yield _part("Error", lambda: setting.error(dict(run.error or {})))
+
+
+def _part(title: str, make: Callable[[], Iterable[RenderableType]]) -> RenderableType:
+    """A section, or the word that its part of the record holds what no run has written."""
+    try:
+        return section(title, *make())
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
+        return section(title, Text("this part of the record is damaged"))
 
 
 def _not_begun(run: Record) -> bool:

@@ -2,6 +2,10 @@
 
 import sys
 
-from amp_sweep.explain import main
+from amp_sweep import ctrl_c
+
+ctrl_c.ends_this_process()  # before the imports, which take long
+
+from amp_sweep.explain import main  # noqa: E402
 
 sys.exit(main())

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from amp_sweep.config import OptimizerConfig
 from amp_sweep.fast import adamw
@@ -21,14 +22,27 @@ _HALF_LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
 def halve(network: nn.Module, dtype: torch.dtype) -> dict[nn.Parameter, Tensor]:
     """Put the weights that autocast would cast into `dtype`; their float32 values by parameter."""
     masters: dict[nn.Parameter, Tensor] = {}
+    elsewhere = {
+        parameter
+        for layer in network.modules()
+        if not _casts_its_weights(layer)
+        for parameter in layer.parameters(recurse=False)
+    }
     for layer in network.modules():
-        if not isinstance(layer, _HALF_LAYERS):
+        if not _casts_its_weights(layer):
             continue
         for parameter in layer.parameters(recurse=False):
-            if parameter not in masters and parameter.dtype == torch.float32:
+            known = parameter in masters or parameter in elsewhere
+            if not known and parameter.dtype == torch.float32:
                 masters[parameter] = parameter.data
                 parameter.data = parameter.data.to(dtype)
     return masters
+
+
+def _casts_its_weights(layer: nn.Module) -> bool:
+    """Whether autocast alone uses the layer's weights: no hook and no parametrization of them."""
+    plain = not layer._forward_pre_hooks and not parametrize.is_parametrized(layer)
+    return isinstance(layer, _HALF_LAYERS) and plain
 
 
 class MasterAdamW(torch.optim.Optimizer):
@@ -141,7 +155,7 @@ def float32_state(network: nn.Module, masters: dict[nn.Parameter, Tensor]) -> di
     """The network's state_dict with its masters in place of half-precision weights."""
     by_name = {
         name: masters[parameter]
-        for name, parameter in network.named_parameters()
+        for name, parameter in network.named_parameters(remove_duplicate=False)
         if parameter in masters
     }
     return {**network.state_dict(), **by_name}

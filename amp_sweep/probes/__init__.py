@@ -109,7 +109,8 @@ def run_probes(subject: Subject, alive: Callable[[str], None] = lambda _what: No
         try:
             with _unchanged(subject):
                 probe(subject, found)
-        except Exception as error:  # a person's own network may raise anything
+        # A person's own network may raise anything; a rank has no Ctrl-C of its own.
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             log.warning("probe %s failed", name, exc_info=True)
             text = str(error).strip().splitlines() or [""]
             found.missing(names, f"the {name} probe failed: {type(error).__name__}: {text[0]}")
@@ -135,12 +136,21 @@ def _batch(subject: Subject, row: int = 0) -> tuple[Tensor, Tensor]:
     return batch
 
 
-def _without_exchange(subject: Subject) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def _without_exchange(subject: Subject) -> Iterator[None]:
     """Ranks do not wait for one another: a probe that fails on one stops none."""
     wrapped = subject.trainer.loss
-    if isinstance(wrapped, DistributedDataParallel):
-        return wrapped.no_sync()
-    return contextlib.nullcontext()
+    if not isinstance(wrapped, DistributedDataParallel):
+        yield
+        return
+    # Buffers (batch norm's) are sent before the next forward pass, unless this says otherwise.
+    before = wrapped.require_forward_param_sync
+    with wrapped.no_sync():
+        wrapped.require_forward_param_sync = False
+        try:
+            yield
+        finally:
+            wrapped.require_forward_param_sync = before
 
 
 def _memory(subject: Subject, found: Findings) -> None:
@@ -166,24 +176,31 @@ def _memory(subject: Subject, found: Findings) -> None:
 
     buckets = []
     if isinstance(trainer.loss, DistributedDataParallel):
-        # The exchange belongs to the step: gradients are views into its buckets. A rank that
-        # failed in it would leave the others waiting, so each tries without it first.
-        problem = None
-        try:
-            with _without_exchange(subject):
-                measure([])
-        except Exception as error:  # whatever it is, the others must hear of it
-            problem = error
-        failed = subject.ranks.gather(problem is not None)
-        if problem is not None:
-            raise problem
-        if any(failed):
-            raise RuntimeError(f"it failed on rank {failed.index(True)}")
-        communication.drop(subject.loss)
+        # The exchange belongs to the step: gradients are views into its buckets.
+        _rehearse(subject, lambda: measure([]))
         step.backward(step.forward(*step.batch()))
         buckets = [p.grad for p in subject.loss.parameters() if p.grad is not None]
         communication.drop(subject.loss)
     found.metrics.update(memory_use.metrics(measure(buckets)))
+
+
+def _rehearse(subject: Subject, probe: Callable[[], object]) -> None:
+    """Try a probe that exchanges gradients without the exchange: raises on all ranks or on none.
+
+    A rank that failed in the exchange would leave the others waiting.
+    """
+    problem = None
+    try:
+        with _without_exchange(subject):
+            probe()
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # the others must hear of it
+        problem = error
+    failed = subject.ranks.gather(problem is not None)
+    communication.drop(subject.loss)
+    if problem is not None:
+        raise problem
+    if any(failed):
+        raise RuntimeError(f"it failed on rank {failed.index(True)}")
 
 
 def _flops(subject: Subject, found: Findings) -> None:
@@ -216,6 +233,7 @@ def _communication(subject: Subject, found: Findings) -> None:
         return
     images, labels = _batch(subject)
     wrapped.train()  # type: ignore[no-untyped-call]
+    _rehearse(subject, lambda: wrapped(images, labels).mean().backward())
     found.metrics["communication_s"] = communication.added_s(
         wrapped,
         lambda: wrapped(images, labels).mean(),

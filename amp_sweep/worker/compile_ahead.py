@@ -23,7 +23,7 @@ def compile_ahead(cell: Cell, observed: Observed) -> float | None:
     started = time.perf_counter()
     trainer = cell.trainer
     before = generators(cell)
-    buffers = [buffer.clone() for buffer in cell.network.buffers()]
+    buffers = {name: buffer.clone() for name, buffer in cell.network.named_buffers()}
     rows = torch.arange(cell.job.plan.rank_batch).unsqueeze(0)
     trainer.loss.train()
     with trainer.graph.on_its_stream() if trainer.graph else contextlib.nullcontext():
@@ -34,8 +34,9 @@ def compile_ahead(cell: Cell, observed: Observed) -> float | None:
             trainer.scaler.scale(loss).backward()
         trainer.optimizer.zero_grad(set_to_none=True)
     with torch.no_grad():
-        for buffer, value in zip(cell.network.buffers(), buffers, strict=True):
-            buffer.copy_(value)
+        for name, buffer in cell.network.named_buffers():
+            if name in buffers:  # else one that its first forward pass makes
+                buffer.copy_(buffers[name])
     restore_generators(cell, before)
     synchronize(cell.devices)
     return time.perf_counter() - started

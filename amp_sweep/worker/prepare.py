@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from amp_sweep import data, legality, models, parallel
-from amp_sweep.config import DataConfig, ModelConfig, RunConfig
+from amp_sweep.config import DataConfig, ModelConfig, RunConfig, is_own_callable
 from amp_sweep.hardware import detect, environment
 from amp_sweep.messages import Expectation, Hardware, Plan, Preparation
 from amp_sweep.worker.build import Invalid, outputs_of
@@ -66,8 +66,14 @@ def _expectation(
         if hardware.native_bf16 is False:
             steps = settings.epochs * (prepared.train_count // plan.global_batch)
             known.append((settings, outputs_of(settings, len(prepared.classes)), steps))
-    half = any(settings.precision.autocast for settings, _, _ in known)
-    return expectation(known) if half else None
+    if not any(settings.precision.autocast for settings, _, _ in known):
+        return None
+    try:
+        return expectation(known)
+    except Exception:  # a person's own network may raise anything; training tells what
+        if any(is_own_callable(settings.model.name) for settings, _, _ in known):
+            return None
+        raise
 
 
 def _plan(

@@ -301,6 +301,7 @@ def _checksum(parameters: list[torch.nn.Parameter]) -> int:
     """A sum over the bits of all weights: equal weights give equal sums, whatever their order."""
     total = torch.zeros((), dtype=torch.int64, device=parameters[0].device)
     for parameter in parameters:
-        bits = torch.int32 if parameter.element_size() % 4 == 0 else torch.int16
+        size = parameter.element_size()
+        bits = {1: torch.uint8, 2: torch.int16}.get(size, torch.int32)
         total += parameter.detach().flatten().view(bits).sum(dtype=torch.int64)
     return int(total)

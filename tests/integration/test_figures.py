@@ -11,7 +11,7 @@ from benchmarks import figures, measuring_overhead
 from tests.conftest import CommandLine
 
 NETWORKS = """
-import time
+import os, time
 from torch import nn
 
 class Computing(nn.Sequential):
@@ -33,6 +33,18 @@ class Hollow(nn.Module):
         while time.perf_counter() < ends:
             pass
         return self.head(images[:, :, 0, 0])
+
+class FailsLater(nn.Module):
+    "Trains through 16 steps; after them each forward pass in training raises on rank 1."
+    def __init__(self, num_classes):
+        super().__init__()
+        self.norm, self.head, self.calls = nn.BatchNorm2d(3), nn.Linear(3, num_classes), 0
+
+    def forward(self, images):
+        self.calls += self.training
+        if self.training and self.calls > 16 and os.environ.get("RANK") == "1":
+            raise ArithmeticError("planted")
+        return self.head(self.norm(images).mean(dim=(2, 3)))
 
 class Heavy(nn.Module):
     "Millions of weights of which each image uses a few: all their gradients are exchanged."
@@ -105,6 +117,17 @@ def test_a_large_model_over_gloo_is_communication_bound(
         metrics["memory_unattributed_mib"], metrics["memory_probe_peak_mib"], strict=True
     ):
         assert unknown <= 0.03 * peak
+
+
+def test_a_rank_that_fails_in_every_probe_costs_figures_and_not_the_cell(
+    run: Callable[..., record.Record],
+) -> None:
+    # Batch norm's buffers are sent before a forward pass: the other rank must not wait for them.
+    found = run("model.name=nets:FailsLater", "parallel=ddp", "launch.stall_timeout_s=60")
+    assert found.status == record.COMPLETED
+    notes = " ".join(found.notes)
+    assert "the memory probe failed: RuntimeError: it failed on rank 1" in notes
+    assert "the communication probe failed: RuntimeError: it failed on rank 1" in notes
 
 
 @pytest.mark.slow

@@ -214,3 +214,27 @@ def test_a_folder_without_a_run_and_a_damaged_record_are_errors(
     (tmp_path / "record.json").write_text(json.dumps({"schema_version": 1}))
     assert explain.main([str(tmp_path)]) == 1
     assert "no field" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("metrics", "share_input", "x"),
+        ("metrics", "memory_parameters_mib", -5),
+        ("metrics", "memory_probe_peak_mib", []),
+        ("metrics", "step_ms_p50", "x"),
+        ("metrics", "optimizer_steps", 1e308),
+        ("effective", "device_names", -5),
+        ("effective", "observed_dtypes_by_layer", "x"),
+        ("environment", "slurm_job_ids", -5),
+        ("config", "model", {"name": "alexnet", "width": "x"}),
+    ],
+)
+def test_a_damaged_part_of_a_record_costs_that_part_only(
+    section: str, name: str, value: object
+) -> None:
+    run = full()
+    getattr(run, section)[name] = value
+    text = told(run)
+    assert "Mixed precision" in text and "Environment" in text
+    assert text.count("damaged") <= 2

@@ -18,6 +18,7 @@ LEVEL_OF = {
     **dict.fromkeys(
         (
             "config",
+            "ctrl_c",
             "forkserver",
             "frozen",
             "legality",

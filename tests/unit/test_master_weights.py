@@ -139,3 +139,31 @@ def test_gradients_reach_both_kinds_of_parameters() -> None:
     F.relu(of.loss(*batch(0))).sum().backward()
     kinds = {parameter.grad.dtype for parameter in of.parameters if parameter.grad is not None}
     assert kinds == {torch.bfloat16, torch.float32}
+
+
+class Shared(nn.Module):
+    """Two linear layers with one weight, and one tied to an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.tied = (nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.b.weight = self.a.weight
+        self.table = nn.Embedding(4, 4)
+        self.tied.weight = self.table.weight
+
+
+def test_shared_weights_are_stored_in_float32_under_every_name() -> None:
+    network = Shared()
+    optimizer = build_optimizer(network.parameters(), halve(network, torch.bfloat16), ADAMW)
+    state = float32_state(network, optimizer.masters())
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    assert torch.equal(state["a.weight"], state["b.weight"])
+
+
+def test_weights_that_others_use_too_stay_in_float32() -> None:
+    network = Shared()
+    halve(network, torch.bfloat16)
+    assert network.a.weight.dtype == torch.bfloat16
+    assert network.tied.weight.dtype == network.table.weight.dtype == torch.float32
+    normed = nn.utils.spectral_norm(nn.Linear(4, 4))
+    assert halve(normed, torch.bfloat16) == {}

@@ -20,7 +20,7 @@ from amp_sweep.paths import RunPaths
 from amp_sweep.record import Record
 from amp_sweep.worker import Invalid, RankJob, prepare
 from amp_sweep.worker.build import outputs_of, rank_seed
-from amp_sweep.worker.train import Diverged, StopRequest, _next_save, run_cell
+from amp_sweep.worker.train import Diverged, StopRequest, _checksum, _next_save, run_cell
 
 Make = Callable[..., RunConfig]
 
@@ -436,3 +436,11 @@ def test_what_is_wrong_for_every_cell_is_said_once(
     assert len(problems) == 1, problems
     for word in words:
         assert word in problems[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
+def test_the_checksum_of_weights_takes_every_size_of_element(dtype: torch.dtype) -> None:
+    weights = torch.nn.Parameter(torch.arange(3).to(dtype), requires_grad=False)
+    before = _checksum([weights])
+    weights.data[1] += 1
+    assert _checksum([weights]) != before
