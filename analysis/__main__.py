@@ -180,10 +180,14 @@ def _check(
     allowed = gate.Tolerances(**dict(arguments.tolerance))
     checks = gate.check(frame, before, allowed, arguments.alpha)
     terminal.show_grid(gate.grid(checks), screen)
+    if told := gate.legend(checks, arguments.alpha):
+        screen.print(f"\n{'; '.join(told)}", markup=False, style="dim")
     for problem in problems:
         screen.print(f"Warning: {problem}", markup=False, soft_wrap=True)
     worse = sum(check.verdict == gate.WORSE for check in checks)
     screen.print(f"\n{worse} of {gate.compared(checks)} checks got worse", markup=False)
+    for figure in gate.unseen(checks):
+        screen.print(f"{figure}: compared in no cell", markup=False)
     if not gate.compared(checks):
         print(f"no cell can be compared with {arguments.check}", file=sys.stderr)
         return 2

@@ -132,6 +132,12 @@ def _remarks(table: Table) -> Iterable[str]:
         )
     elif single:
         yield f"one run, so no verdict: {', '.join(name(_at(cell)) for cell in single)}"
+    disturbed: dict[str, list[str]] = {}
+    for cell in cells:
+        for flaw in cell.flaws:
+            disturbed.setdefault(flaw, []).append(name(_at(cell)))
+    for flaw, names in disturbed.items():
+        yield f"times and speeds without a verdict, {flaw}: {', '.join(names)}"
     missing: dict[str, list[str]] = {}
     for cell in table.cells.values():
         if cell.runs and not cell.completed:

@@ -19,10 +19,14 @@ class Best:
 
     question: str  # "Fastest", "Least memory", "Most accurate", "Best trade-off"
     figure: str  # the column that decides; "" for the trade-off
-    best: At | None  # None where no cell has the figure
+    # Of the cells that can have a verdict the one with the best mean (of all cells where none
+    # can); None where no cell has the figure.
+    best: At | None
     ties: tuple[At, ...] = ()  # not distinguishable from it (or within 0.5%), best mean first
     # Cells with the figure that cannot be ranked, with the reason (one run, stitched, ...).
     unranked: tuple[tuple[At, str], ...] = ()
+    # Those of them whose mean is better than that of `best`, the best mean first.
+    ahead: tuple[tuple[At, str], ...] = ()
     decided: bool = False  # whether it rests on repeated runs
     text: str = ""  # what follows the question, in words
 
@@ -35,6 +39,8 @@ def name(at: At) -> str:
 def of(table: Table, question: str, figure: str) -> Best:
     """The cell with the best mean, and every cell that is not distinguishable from it.
 
+    Cells that cannot have a verdict (a disturbed time, one run where others have more) are no
+    measure for the others; those with a better mean are told first, with the reason.
     Each other cell is tested one-sided against the best; k - 1 comparisons are adjusted for by
     Bonferroni, with which the truly best cell is named in at least 95% of all cases although the
     data chose the cell that is compared with (Hsu 1984, comparisons with the best).
@@ -47,24 +53,36 @@ def of(table: Table, question: str, figure: str) -> Best:
     )
     if not ranked:
         return Best(question, figure, None, text="no cell has this figure")
-    timed = figure in verdicts.TIMING
-    fit = [at for at, _ in ranked if not (timed and table.cells[at].flaws)]
-    best = fit[0] if fit else ranked[0][0]
-    others = [at for at, _ in ranked if at != best]
+    flaws = {at: _flaw(table, at, figure) for at, _ in ranked}
+    best = next((at for at, why in flaws.items() if not why), ranked[0][0])
+    order = list(flaws)
+    ahead = tuple((at, flaws[at]) for at in order[: order.index(best)])
+    others = [at for at in order if at != best]
     effects = {at: _against(table, at, best, figure) for at in others}
     tested = sum(effect is not None and effect.contrast is not None for effect in effects.values())
     ties, unranked = [], []
     for at, effect in effects.items():
         if effect is None:
             continue
-        if _same_in_practice(table, at, best, figure):
+        if at in dict(ahead):
+            unranked.append((at, flaws[at]))
+        elif _same_in_practice(table, at, best, figure):
             ties.append(at)
         elif effect.contrast is None:
             unranked.append((at, effect.reason))
         elif min(1.0, tested * _chance(effect.contrast, sign)) > table.alpha:
             ties.append(at)
-    found = Best(question, figure, best, tuple(ties), tuple(unranked), decided=tested > 0)
-    return replace(found, text=_best_text(table, found))
+    found = Best(question, figure, best, tuple(ties), tuple(unranked), ahead, decided=tested > 0)
+    return replace(found, text=_best_text(table, found, flaws[best]))
+
+
+def _flaw(table: Table, at: At, figure: str) -> str:
+    """Why a cell can have no verdict on this figure; "" where it can."""
+    cell = table.cells[at]
+    if figure in verdicts.TIMING and cell.flaws:
+        return cell.flaws[0]
+    repeated = max(each.figures[figure].n for each in table.cells.values()) > 1
+    return "one run" if repeated and cell.figures[figure].n == 1 else ""
 
 
 def _chance(found: statistics.Contrast, sign: int) -> float:
@@ -95,11 +113,19 @@ def _same_in_practice(table: Table, at: At, best: At, figure: str) -> bool:
     )
 
 
-def _best_text(table: Table, found: Best) -> str:
+def _best_text(table: Table, found: Best, flaw: str) -> str:
+    """`ahead` first; `flaw` is why the best itself has no verdict, "" where it can have one."""
     if found.best is None:
         return found.text
     told = f"{name(found.best)}, {_figure_text(table, found.best, found.figure)}"
-    unranked = [at for at, _ in found.unranked]
+    told += f", without a verdict ({flaw})" if flaw else ""
+    if found.ahead:
+        before = [
+            f"{name(at)}, {_figure_text(table, at, found.figure)}, without a verdict ({why})"
+            for at, why in found.ahead
+        ]
+        told = f"{'; '.join(before)}; of the other cells {told}"
+    unranked = [at for at, why in found.unranked if (at, why) not in found.ahead]
     if found.ties:
         told += f"; {_ties(table, found)}"
     if found.decided and unranked:
@@ -110,7 +136,8 @@ def _best_text(table: Table, found: Best) -> str:
 def _ties(table: Table, found: Best) -> str:
     """Which cells are not distinguishable from the best; where they are most, which are."""
     there = [at for at, cell in table.cells.items() if cell.figures[found.figure].n]
-    left = [at for at in there if at not in found.ties and at != found.best]
+    known = {found.best, *found.ties, *(at for at, _ in found.ahead)}
+    left = [at for at in there if at not in known]
     if not left:
         return "no other is distinguishable from it"
     told = _names(found.ties) if len(found.ties) <= max(2, len(left)) else f"all but {_names(left)}"
@@ -170,7 +197,7 @@ def entry(table: Table, at: At) -> str:
     cell = table.cells[at]
     names = ("images_per_s", table.memory, verdicts.ACCURACY)
     told = [_figure_text(table, at, n).split(" (")[0] for n in names if cell.figures[n].n]
-    return f"{name(at)} ({', '.join(told)})"
+    return f"{name(at)} ({', '.join([*told, *cell.flaw_names])})"
 
 
 def trade_off(table: Table, on_front: Sequence[At]) -> Best:
@@ -193,8 +220,10 @@ def trade_off(table: Table, on_front: Sequence[At]) -> Best:
     cell = table.cells[best]
     names = ("images_per_s", table.memory, verdicts.ACCURACY)
     told = [_figure_text(table, best, n) for n in names if cell.figures[n].n]
-    repeated = cell.figures["images_per_s"].n > 1
-    return Best(question, "", best, decided=repeated, text=f"{name(best)}, {', '.join(told)}")
+    flaw = _flaw(table, best, "images_per_s")
+    told += [f"without a verdict on its speed ({flaw})"] if flaw else []
+    decided = cell.figures["images_per_s"].n > 1 and not flaw
+    return Best(question, "", best, decided=decided, text=f"{name(best)}, {', '.join(told)}")
 
 
 def _loses_accuracy(table: Table, cell: Cell) -> bool:

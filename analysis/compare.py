@@ -67,6 +67,11 @@ class Cell:
         return self.statuses[record.COMPLETED]
 
     @property
+    def flaw_names(self) -> tuple[str, ...]:
+        """`contended`, `stitched`, `mixed hardware`: the kinds of its `flaws`."""
+        return tuple(dict.fromkeys(flaw.split(":")[0] for flaw in self.flaws))
+
+    @property
     def speedup(self) -> float | None:
         """Ratio of images/s to the baseline's; None where `no_speedup` says why."""
         found = self.effects.get("images_per_s")
@@ -172,11 +177,15 @@ def _axes(rows: Sequence[Row], groups: Sequence[Sequence[int]]) -> list[dict[str
     """The swept axes of each group of runs, without those that its cells show."""
     shown = (*key.COMPARED, "seed")
     found: list[dict[str, str]] = [{} for _ in groups]
-    for name, values in swept_axes([row["overrides"] for row in rows]).items():
+
+    def settings(name: str) -> list[str | None] | None:
+        return [row[name] for row in rows] if rows and name in rows[0] else None
+
+    for name, values in swept_axes([row["overrides"] for row in rows], settings).items():
         if name.split(".")[0] in shown:
             continue
         for axes, group in zip(found, groups, strict=True):
-            here = {values[i] or rows[i].get(f"config.{name}") or "null" for i in group}
+            here = {values[i] or "null" for i in group}
             axes[name] = ", ".join(sorted(here, key=labels.natural))
     return found
 

@@ -5,7 +5,7 @@ that failed a row like any other.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -37,6 +37,9 @@ from analysis.gather import FIXED_PARTS, Gathered, Numbers, Run, gather
 NO_AXIS = frozenset({"name", "outputs", "force", "plan", "launch", "hydra"})
 
 Row = dict[str, Any]
+
+# A column's values, one per run, by its name; None where there is no such column.
+Settings = Callable[[str], Sequence[str | None] | None]
 
 
 def load(*dirs: Path) -> tuple[pd.DataFrame, list[str]]:
@@ -83,11 +86,13 @@ def _plain(column: ExtensionArray) -> list[Any]:
     return list(known[numbers].tolist())
 
 
-def swept_axes(overrides: Sequence[str | None]) -> dict[str, list[str | None]]:
+def swept_axes(overrides: Sequence[str | None], settings: Settings) -> dict[str, list[str | None]]:
     """Each swept axis with its value per run, from the `overrides` column.
 
-    An axis is swept when its value differs between the runs; where a run does not set
-    it, the value is None.
+    An axis is swept when its value differs between the runs. Where a run does not set it, the
+    value is the one that the run had all the same: of `config.<axis>`, or of
+    `config.<axis>.name` for a group; None where neither is there. `settings` gives such a
+    column, a value per run, or None.
     """
     split = [items(text) for text in overrides]
     pairs: dict[str, tuple[str, str]] = {}
@@ -96,12 +101,28 @@ def swept_axes(overrides: Sequence[str | None]) -> dict[str, list[str | None]]:
         pairs[item] = (name.strip(), value.strip())
     parsed = [dict(pairs[item] for item in found if item in pairs) for found in split]
     names = dict.fromkeys(name for run in parsed for name in run)
-    values = {name: [run.get(name) for run in parsed] for name in names}
+    values = {name: _filled(name, [run.get(name) for run in parsed], settings) for name in names}
     return {
         name: column
         for name, column in values.items()
         if len(set(column)) > 1 and name.split(".")[0].split("/")[0] not in NO_AXIS
     }
+
+
+def _filled(axis: str, typed: list[str | None], settings: Settings) -> list[str | None]:
+    """What was typed per run, and the setting that a run had where nothing was; in the typed
+    form (`1e-2`) where another run has typed the same setting.
+    """
+    if None not in typed:
+        return typed
+    had = settings(f"config.{axis}") or settings(f"config.{axis}.name")
+    if had is None:
+        return typed
+    forms = {one: text for one, text in zip(had, typed, strict=True) if text is not None}
+    return [
+        text if text is not None else forms.get(one, one)
+        for text, one in zip(typed, had, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -231,7 +252,11 @@ def _add_config(building: _Building, parts: dict[str, _Part]) -> None:
 def _axes(known: dict[str, ExtensionArray]) -> dict[str, ExtensionArray]:
     """A column for each swept axis that no column tells yet."""
     axes: dict[str, ExtensionArray] = {}
-    for axis, values in swept_axes(_plain(known["overrides"])).items():
+
+    def settings(name: str) -> list[str | None] | None:
+        return _plain(known[name]) if name in known else None
+
+    for axis, values in swept_axes(_plain(known["overrides"]), settings).items():
         if axis in known:
             pairs = set(zip(values, _plain(known[axis]), strict=True))
             if all(value is None or value == as_text(plain) for value, plain in pairs):

@@ -61,12 +61,16 @@ def read(path: Path) -> pd.DataFrame:
         if missing := {"status", "run_dir", "parallel", "precision", "seed"} - set(heads):
             raise BadBaseline(f"{path}: no cells.csv (no column {min(missing)})")
         types: dict[Any, Any] = {name: kinds.get(name, columns.TEXT) for name in heads}
-        return pd.read_csv(path, dtype=types, keep_default_na=False, na_values=[""])
+        frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=[""])
+        # What an earlier version did not write is null.
+        for name in kinds.keys() - set(heads):
+            frame[name] = pd.Series(pd.NA, index=frame.index, dtype=kinds[name])
+        return frame
     except OSError as error:
         raise BadBaseline(f"{path}: {error.strerror or error}") from error
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise BadBaseline(f"{path}: no cells.csv ({error})") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, BadBaseline):
             raise
         raise BadBaseline(f"{path}: a value does not fit its column ({error})") from error
@@ -105,6 +109,13 @@ def compared(checks: Sequence[Check]) -> int:
     return sum(check.verdict != NOT_COMPARED for check in checks)
 
 
+def unseen(checks: Sequence[Check]) -> list[str]:
+    """The figures that were to be compared, and could be in no cell."""
+    figures = {check.figure for check in checks if check.figure}
+    seen = {check.figure for check in checks if check.verdict != NOT_COMPARED}
+    return [texts.heading(figure) for figure in sorted(figures - seen)]
+
+
 def grid(checks: Sequence[Check]) -> texts.Grid:
     """The checks as a table, the worst first."""
     order = (WORSE, IMPROVED, SAME, NOT_COMPARED)
@@ -122,6 +133,25 @@ def grid(checks: Sequence[Check]) -> texts.Grid:
     return texts.Grid(["cell", "figure", "baseline", "now", "change", "outcome", "why"], rows)
 
 
+def legend(checks: Sequence[Check], alpha: float = ALPHA) -> list[str]:
+    """What the columns of `grid` mean, as far as they have entries."""
+    effects = [check.effect for check in checks if check.effect]
+    told = []
+    if effects:
+        told.append(
+            "change: now over the baseline (ratio of means); of an accuracy now minus the "
+            "baseline, in points (hundredths)"
+        )
+    if methods := {effect.method for effect in effects if effect.interval}:
+        told += [
+            f"in brackets the {statistics.LEVEL:.0%} interval of each change alone "
+            f"({' and '.join(sorted(methods))} over the seeds)",
+            f"got worse: beyond the tolerance and, where both sides have repeated runs, beyond the "
+            f"noise (one-sided, {alpha:.0%} over all checks, Holm)",
+        ]
+    return told
+
+
 def _groups(frame: pd.DataFrame, both: Sequence[pd.DataFrame]) -> dict[tuple[Any, ...], list[Row]]:
     """The runs by what they are asked to do, in the settings that both frames know."""
     shared = functools.reduce(lambda a, b: a & b, (set(each.columns) for each in both))
@@ -129,12 +159,28 @@ def _groups(frame: pd.DataFrame, both: Sequence[pd.DataFrame]) -> dict[tuple[Any
     rows = rows_of(frame)
     for row, where in zip(rows, key.hardware(rows), strict=True):
         identity = {
-            name: value or None  # a file of commas does not tell "" from null
+            name: _plain(value)
             for name, value in key.identity(row).items()
             if name != "seed" and f"config.{name}" in shared
         }
         groups[tuple(sorted(identity.items()))].append({**row, "device_name": where["device_name"]})
     return groups
+
+
+def _plain(value: str | None) -> str | None:
+    """A setting as any program may write it into a file of commas: `True` is true, `64.0` is 64,
+    and "" is null.
+    """
+    if not value:
+        return None
+    if value.lower() in ("true", "false"):
+        return value.lower()
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    # Digits beyond a float's are kept, and so are the words for what is no number.
+    return f"{number:.15g}" if abs(number) < 1e15 else value
 
 
 def _names(*sides: dict[tuple[Any, ...], list[Row]]) -> dict[tuple[Any, ...], str]:
@@ -169,7 +215,8 @@ def _of_cell(name: str, before: Sequence[Row], runs: Sequence[Row]) -> list[Chec
         if sides[0] != sides[1]:
             told = " against ".join(", ".join(map(str, sorted(side, key=str))) for side in sides)
             return [*checks, Check(name, "", NOT_COMPARED, f"{field} {told}")]
-    memory = next((m for m in MEMORIES if _figure(done, m).n and _figure(before, m).n), None)
+    known = [m for m in MEMORIES if _figure(before, m).n]
+    memory = next((m for m in known if _figure(done, m).n), next(iter(known), None))
     for figure in (SPEED, memory, ACCURACY):
         if figure is not None:
             checks.append(_of_figure(name, figure, before, done))
@@ -190,7 +237,9 @@ def _of_figure(name: str, figure: str, before: Sequence[Row], done: Sequence[Row
     effect = verdicts.effect(figure, ours, theirs, unfit, interleaved=figure == ACCURACY)
     plain = Check(name, figure, SAME, before=theirs.mean, now=ours.mean, effect=effect)
     if effect is None:
-        return replace(plain, verdict=NOT_COMPARED, why="no figure")
+        if theirs.n and not ours.n:
+            return replace(plain, verdict=WORSE, why="the figure is gone")
+        return replace(plain, verdict=NOT_COMPARED, why="no figure in the baseline")
     if figure == ACCURACY:
         plain = replace(plain, sampling_error=statistics.sampling_error(ours, theirs))
     return replace(plain, verdict=NOT_COMPARED, why=unfit) if unfit else plain

@@ -10,6 +10,9 @@ from analysis.columns import runs
 
 Row = dict[str, Any]
 
+# What a run may be without: a title names it only where it is there.
+MAY_LACK = (*key.HARDWARE, "data.root")
+
 # More differing fields than these make no title.
 TITLE_FIELDS = 4
 
@@ -89,7 +92,7 @@ def what(rows: Sequence[Row]) -> dict[str, str]:
 def title(trained: dict[str, str], apart: dict[str, str]) -> str:
     """One line that names a table, from `what` and `told_apart`."""
     implied = {"device_type"} if "device_name" in apart else set()
-    implied |= {name for name in key.HARDWARE if apart.get(name) == "null"}
+    implied |= {name for name in MAY_LACK if apart.get(name) == "null"}
     told = [
         f"{name}={value}"
         for name, value in apart.items()

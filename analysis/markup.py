@@ -57,8 +57,6 @@ def markdown(comparison: Comparison, found: Answer, problems: Sequence[str], com
             lines += ["", "Notes:", ""]
             lines += [f"{n}. {markdown_escape(text)}" for n, text in enumerate(table.footnotes, 1)]
         lines += ["", *_bullets(texts.legend(table))]
-        if table.unrelated:
-            lines += _bullets([f"No speed-ups: {table.unrelated}"])
         lines += _markdown_verdicts(table)
         if len(table.cells) > 1:
             lines += ["", "### Matrices"]
@@ -198,7 +196,7 @@ def html(comparison: Comparison, found: Answer, problems: Sequence[str], command
             lines += [*html_grid(grid), *_paragraphs([article.PROVENANCE])]
         if (grid := answer.claims_grid(said)) is not None:
             lines += html_grid(grid)
-        lines += _paragraphs([*table.missing, *([table.unrelated] if table.unrelated else [])])
+        lines += _paragraphs(table.missing)
         lines += ["</section>"]
     return "\n".join([*lines, *_paragraphs(texts.remarks(comparison, list(problems)))]) + "\n"
 

@@ -62,12 +62,15 @@ class Figure:
 
     @property
     def interval(self) -> Interval | None:
-        """95% t interval of the mean; None below two values."""
+        """95% t interval of the mean, cut off at 0 where no value is below it (times, speeds,
+        memory); None below two values.
+        """
         mean, sd = self.mean, self.sd
         if mean is None or sd is None:
             return None
         half = t_quantile((1 + LEVEL) / 2, self.n - 1) * sd / math.sqrt(self.n)
-        return Interval(mean - half, mean + half)
+        positive = all(value >= 0 for _, value in self.by_seed)
+        return Interval(max(0.0, mean - half) if positive else mean - half, mean + half)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,6 @@ def _show_table(table: Table, said: TableAnswer, to: Console) -> None:
     if len(table.cells) > 1:
         names = [n for n in texts.matrices(table) if n in SHOWN_MATRICES or n == table.memory]
         _beside([pivot.grid(pivot.of_table(table, name)) for name in names], to)
-        to.print()
     if (grid := texts.article_grid(table)) is not None:
         show_grid(grid, to)
         to.print(Text(f"{article.PROVENANCE}\n", style="dim"))
@@ -112,8 +111,6 @@ def _show_table(table: Table, said: TableAnswer, to: Console) -> None:
         )
     if said.claims:
         to.print()
-    if table.unrelated:
-        to.print(Text(f"No speed-ups: {table.unrelated}", style="yellow"))
     for text in table.missing:
         to.print(Text(text, style="red"), soft_wrap=True)
     for number, text in enumerate(table.footnotes, 1):
@@ -132,7 +129,11 @@ def _show_answer(said: TableAnswer, to: Console) -> None:
 
 
 def _beside(grids: Sequence[texts.Grid], to: Console) -> None:
-    """Grids next to each other as far as the screen is wide; one that is wider stands alone."""
+    """Grids next to each other as far as the screen is wide; one that is wider stands alone. An
+    empty line follows.
+    """
+    if not grids:
+        return
     wide = to.options.update(width=1000)
     drawn = [_drawn(grid, to.width < WIDE) for grid in grids]
     if any(Measurement.get(to, wide, each).maximum > to.width for each in drawn):
@@ -141,6 +142,7 @@ def _beside(grids: Sequence[texts.Grid], to: Console) -> None:
             to.print()
     else:
         to.print(Columns(drawn, padding=(1, 3)))
+        to.print()
 
 
 def _drawn(grid: texts.Grid, narrow: bool) -> Drawn:

@@ -155,8 +155,9 @@ def figures(table: Table, cell: Cell) -> dict[str, list[str]]:
 
 
 def devices_heading(table: Table) -> str:
-    """What a batch is shared over."""
-    return "procs" if table.key.get("device_type") == "cpu" else "GPUs"
+    """What a batch is shared over; where no run got as far as a device, what was asked for."""
+    device = table.key.get("device_type") or table.key.get("device") or ""
+    return {"cpu": "procs", "cuda": "GPUs"}.get(device, "devices")
 
 
 @dataclass(frozen=True)

@@ -100,10 +100,10 @@ def _kinds(table: Table) -> Iterator[Kind]:
     yield Kind("throughput", "images per second", bars.throughput, ("images_per_s",))
     yield Kind(
         "pareto",
-        "time, memory and accuracy",
+        "speed, memory and accuracy",
         scatter.pareto,
-        ("train_time_s", table.memory, "test_accuracy"),
-        "fewer than two cells have a time and a peak memory",
+        ("images_per_s", table.memory, "test_accuracy"),
+        "fewer than two cells have a speed and a peak memory",
     )
     for metric in _heat_maps(table):
         yield Kind(

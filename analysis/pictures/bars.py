@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from analysis import texts
 from analysis.compare import Table
 from analysis.pictures import style
-from analysis.pictures.cells import Drawn
+from analysis.pictures.cells import Drawn, disturbed
 from analysis.pictures.rows import BAR, precision_colours, rows, write_at_ends
 
 STEPS = ("step_ms_p50", "step_ms_p95", "step_ms_p99")
@@ -20,6 +20,7 @@ def throughput(table: Table, cells: Sequence[Drawn], footer: str) -> Figure:
         told.append("Bar: mean; line: 95% interval over seeds.")
     if over := texts.over(table):
         told.append(f"At the bar: images per second, and the ratio to {over}.")
+    told += disturbed(cells)
     figure, axes, places = rows(table, cells, "images per second", " ".join(told), footer)
     colours = precision_colours(table)
     ends, labels = [], []
@@ -33,20 +34,20 @@ def throughput(table: Table, cells: Sequence[Drawn], footer: str) -> Figure:
         axes.barh(y, found.mean, BAR, color=colour, hatch=hatch, edgecolor=style.PAPER)
         end = found.mean
         if found.interval is not None:
-            ends_at = [max(0.0, found.interval.low), found.interval.high]
+            ends_at = [found.interval.low, found.interval.high]
             for colour, thick in ((style.PAPER, 3.2), (style.INK, 1.1)):  # a rim, for dark bars
                 axes.plot(ends_at, [y, y], color=colour, linewidth=thick, zorder=3)
                 axes.plot(ends_at, [y, y], "|", color=colour, mew=thick, ms=5 + thick, zorder=3)
             end = max(end, found.interval.high)
         ratio = f"   {drawn.cell.speedup:.2f}x" if drawn.cell.speedup is not None else ""
         ends.append(end)
-        labels.append((y, end, f"{texts.quantity(found.mean)}{ratio}{_lost(drawn)}"))
+        labels.append((y, end, f"{texts.quantity(found.mean)}{ratio}{_marks(drawn)}"))
     write_at_ends(axes, labels, max(ends))
     return figure
 
 
-def _lost(drawn: Drawn) -> str:
-    return f"   {drawn.lost}" if drawn.lost else ""
+def _marks(drawn: Drawn) -> str:
+    return "".join(f"   {mark}" for mark in (*drawn.cell.flaw_names, drawn.lost) if mark)
 
 
 def step_times(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | None:

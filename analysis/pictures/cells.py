@@ -1,7 +1,7 @@
 """What the pictures show of a table: its cells with their runs, intervals and curves."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,13 @@ from analysis.frame import rows_of
 from analysis.statistics import Figure
 
 Row = dict[str, Any]
+
+# The marks of disturbed times, as `Cell.flaw_names` has them.
+MARKS = {
+    "contended": "other processes used the device, so its time and speed decide nothing",
+    "stitched": "interrupted and resumed, so its time and speed decide nothing",
+    "mixed hardware": "on unlike machines or devices, so its time and speed decide nothing",
+}
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,12 @@ class Drawn:
                 seconds += _number(each.get("train_time_s"))
                 if math.isfinite(value := _number(each.get(metric))):
                     yield Epoch(number, seconds, value)
+
+
+def disturbed(cells: Sequence[Drawn]) -> list[str]:
+    """What the marks of cells mean whose times and speeds have no verdict: a sentence per mark."""
+    marks = dict.fromkeys(mark for each in cells for mark in each.cell.flaw_names)
+    return [f"{mark.capitalize()}: {MARKS[mark]}." for mark in marks]
 
 
 def of_tables(comparison: Comparison, frame: pd.DataFrame) -> list[list[Drawn]]:

@@ -7,10 +7,10 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis import texts
+from analysis import texts, verdicts
 from analysis.compare import Table
 from analysis.pictures import style
-from analysis.pictures.cells import Drawn
+from analysis.pictures.cells import Drawn, disturbed
 
 # Dark blue to bright yellow, with steady lightness (Nunez et al. 2018,
 # https://doi.org/10.1371/journal.pone.0199239): the order survives print and colour blindness.
@@ -54,7 +54,7 @@ def heat_map(table: Table, cells: Sequence[Drawn], metric: Metric, footer: str) 
         max(left + grid_wide + scale + 0.1, 4.2),
         grid_high + above,
         f"{table.title}: {metric.title}",
-        _explained(table),
+        _explained(table, cells, metric),
         footer,
     )
     axes = style.axes(figure, left, low, grid_wide, grid_high)
@@ -126,9 +126,11 @@ def _lines(drawn: Drawn, metric: Metric) -> tuple[float | None, list[str]]:
     lines = [metric.text(found.mean)]
     if found.interval is not None:
         lines.append(f"{metric.text(found.interval.low)} to {metric.text(found.interval.high)}")
+    lines += drawn.cell.flaw_names if metric.column in verdicts.TIMING else ()
     return found.mean, [*lines, drawn.lost] if drawn.lost else lines
 
 
-def _explained(table: Table) -> str:
-    told = "Brighter is better."
-    return f"{told} Mean, and its 95% interval over seeds." if table.seeds > 1 else told
+def _explained(table: Table, cells: Sequence[Drawn], metric: Metric) -> str:
+    told = ["Brighter is better."]
+    told += ["Mean, and its 95% interval over seeds."] if table.seeds > 1 else []
+    return " ".join(told + (disturbed(cells) if metric.column in verdicts.TIMING else []))

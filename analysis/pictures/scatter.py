@@ -1,9 +1,9 @@
-"""Time against memory, with the accuracy at each point."""
+"""Speed against memory, with the accuracy at each point."""
 
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from analysis import answer, texts
 from analysis.compare import Comparison, Table
 from analysis.pictures import style
-from analysis.pictures.cells import Drawn
+from analysis.pictures.cells import Drawn, disturbed
 from analysis.pictures.rows import WIDE, precision_colours
 
 HIGH = 3.6
@@ -35,7 +35,7 @@ class Point:
     """A cell in the plane: means over its runs."""
 
     drawn: Drawn
-    time: float
+    speed: float  # images per second
     memory: float
     accuracy: float | None
 
@@ -58,7 +58,7 @@ class Box:
 
 
 def pareto(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | None:
-    """Training time and peak memory of each cell; None where fewer than two have both.
+    """Images per second and peak memory of each cell; None where fewer than two have both.
 
     Filled points are on the Pareto front of the answer. Each point bears its name and accuracy,
     or where that does not fit a number, with a list below.
@@ -67,11 +67,9 @@ def pareto(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | None:
     if len(points) < 2:
         return None
     left_out = [drawn for drawn in cells if drawn.state and drawn.cell.runs]
-    unit, seconds = style.time_unit(max(point.time for point in points))
-    points = [replace(point, time=point.time / seconds) for point in points]
     left = 0.55 + max(style.width(f"{point.memory:,.0f}", style.SMALL) for point in points)
     plane = Plane(points, WIDE - left - 0.2)
-    names = [style.printable(f"{p.drawn.name}  {_accuracy(p)}") for p in points]
+    names = [style.printable(_name(p)) for p in points]
     places = plane.places(names, 0.3)
     key: list[str] = []
     if places is None:
@@ -79,23 +77,24 @@ def pareto(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | None:
         names = [str(number) for number in range(1, len(names) + 1)]
         places = plane.places(names, math.inf)
     told = (
-        "Further left and further down is better. "
+        "Further right and further down is better. "
         f"{'The list below has' if key else 'Beside each point'} the cell and its test accuracy. "
         "Filled: on the Pareto front over speed, memory and accuracy."
     )
+    told = " ".join([told, *disturbed([point.drawn for point in points])])
     if left_out:
         told += f" Not shown: {', '.join(f'{d.name} ({d.state})' for d in left_out)}."
     below = list_height(key, WIDE - 0.3)
     legends = [style.legend_height(n, WIDE - 0.4) for n in (table.precisions, table.parallels)]
     body = HIGH + 0.55 + sum(legends) + below
-    title = f"{table.title}: time, memory and accuracy"
+    title = f"{table.title}: speed, memory and accuracy"
     figure, low = style.page(WIDE, body, title, told, footer)
     write_list(figure, key, WIDE - 0.3, low + below - 0.05)
     low += below + 0.55
     axes = style.axes(figure, left, low, plane.wide, HIGH)
     axes.grid(True)
     axes.set_axisbelow(True)
-    axes.set(xlim=plane.x, ylim=plane.y, xlabel=f"training time, {unit}")
+    axes.set(xlim=plane.x, ylim=plane.y, xlabel="images per second")
     axes.set_ylabel(MEMORY.get(table.memory, table.memory))
     axes.xaxis.set_major_locator(style.ticks(plane.wide, 0.6))
     axes.yaxis.set_major_locator(style.ticks(HIGH, 0.5))
@@ -108,7 +107,7 @@ def pareto(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | None:
         cell = point.drawn.cell
         colour = colours[cell.precision][0]
         axes.plot(
-            point.time,
+            point.speed,
             point.memory,
             marks[cell.parallel],
             color=colour,
@@ -131,15 +130,16 @@ def pareto(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | None:
     return figure
 
 
-def _accuracy(point: Point) -> str:
-    return texts.UNKNOWN if point.accuracy is None else f"{point.accuracy:.4f}"
+def _name(point: Point) -> str:
+    accuracy = texts.UNKNOWN if point.accuracy is None else f"{point.accuracy:.4f}"
+    return "  ".join([point.drawn.name, accuracy, *point.drawn.cell.flaw_names])
 
 
 def _point(drawn: Drawn, memory: str) -> Point | None:
-    time, peak = drawn.mean("train_time_s"), drawn.mean(memory)
-    if drawn.state or time is None or peak is None:
+    speed, peak = drawn.mean("images_per_s"), drawn.mean(memory)
+    if drawn.state or speed is None or peak is None:
         return None
-    return Point(drawn, time, peak, drawn.mean("test_accuracy"))
+    return Point(drawn, speed, peak, drawn.mean("test_accuracy"))
 
 
 class Plane:
@@ -147,13 +147,15 @@ class Plane:
 
     def __init__(self, points: Sequence[Point], wide: float) -> None:
         self.wide = wide
-        self.x = _limits([point.time for point in points])
+        self.x = _limits([point.speed for point in points])
         self.y = _limits([point.memory for point in points])
-        self._marks = [Box(*self._inches(point.time, point.memory), MARK, MARK) for point in points]
+        self._marks = [
+            Box(*self._inches(point.speed, point.memory), MARK, MARK) for point in points
+        ]
 
-    def _inches(self, time: float, memory: float) -> tuple[float, float]:
+    def _inches(self, speed: float, memory: float) -> tuple[float, float]:
         return (
-            (time - self.x[0]) / (self.x[1] - self.x[0]) * self.wide,
+            (speed - self.x[0]) / (self.x[1] - self.x[0]) * self.wide,
             (memory - self.y[0]) / (self.y[1] - self.y[0]) * HIGH,
         )
 
@@ -210,7 +212,7 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 def _label(axes: Any, plane: Plane, point: Point, name: str, place: Box) -> None:
     """A name where it was placed, and a line to its point."""
     x, y = plane.at(place)
-    axes.plot([point.time, x], [point.memory, y], color=style.MUTED, linewidth=0.5, zorder=2)
+    axes.plot([point.speed, x], [point.memory, y], color=style.MUTED, linewidth=0.5, zorder=2)
     axes.text(
         x,
         y,

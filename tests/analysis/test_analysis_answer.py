@@ -183,6 +183,62 @@ def test_disturbed_times_have_no_verdict_and_say_why(make_matrix: Make) -> None:
     assert ("dp", "fp32") in dict(fastest.unranked)
 
 
+CONTENDED = "contended: its run was disturbed by other processes"
+
+
+def test_the_best_mean_is_named_first_even_where_it_has_no_verdict(make_run: Make) -> None:
+    busy = {"images_per_s": 4000.0, "contended": True}
+    for seed in (0, 1):
+        make_run(seed=seed, metrics={**busy, "images_per_s": 4000.0 + seed})
+        sweep = make_run("ddp", seed=seed, metrics={"images_per_s": 3000.0 + seed}).parent
+    why = "contended: 2 of 2 runs were disturbed by other processes"
+    _, said = answered(sweep)
+    fastest = best(said, "Fastest")
+    assert fastest.text == (
+        f"none x fp32, 4,000 images/s, without a verdict ({why}); "
+        "of the other cells ddp x fp32, 3,000 images/s (0.75x that of none x fp32)"
+    )
+    assert fastest.ahead == ((("none", "fp32"), why),)
+    assert said.trade_off.best == ("none", "fp32")
+    assert f"without a verdict on its speed ({why})" in said.trade_off.text
+    assert not said.trade_off.decided
+    assert "contended)" in said.front_text
+
+
+def test_one_run_ahead_of_repeated_ones_is_named_first_and_measures_nothing(
+    make_run: Make,
+) -> None:
+    make_run("ddp", metrics={"images_per_s": 9000.0})
+    for seed in (0, 1, 2):
+        make_run(seed=seed, metrics={"images_per_s": 1000.0 + seed})
+        sweep = make_run("dp", seed=seed, metrics={"images_per_s": 3000.0 + seed}).parent
+    fastest = best(answered(sweep)[1], "Fastest")
+    assert fastest.text.startswith("ddp x fp32, 9,000 images/s")
+    assert "without a verdict (one run); of the other cells dp x fp32" in fastest.text
+    assert fastest.best == ("dp", "fp32")
+    assert fastest.decided
+
+
+def test_disturbed_single_runs_are_named(make_run: Make) -> None:
+    make_run(metrics={"contended": True})
+    make_run("dp", metrics={"contended": True})
+    make_run("none", "scaler", segments=2)
+    sweep = make_run("ddp").parent
+    _, said = answered(sweep)
+    told = "times and speeds without a verdict, "
+    assert f"{told}{CONTENDED}: none x fp32, dp x fp32" in said.remarks
+    assert f"{told}stitched: its run was interrupted and resumed: none x scaler" in said.remarks
+    assert any("one run per cell" in text for text in said.remarks)
+
+
+def test_where_every_run_was_disturbed_the_best_says_so(make_run: Make) -> None:
+    make_run(metrics={"contended": True})
+    sweep = make_run("ddp", metrics={"contended": True}).parent
+    fastest = best(answered(sweep)[1], "Fastest")
+    assert fastest.best == ("ddp", "fp32")
+    assert fastest.text.endswith(f"without a verdict ({CONTENDED})")
+
+
 def test_the_diagnosis_stands_with_its_evidence_where_there_is_one(make_matrix: Make) -> None:
     bound = {"diagnosis": "launch-bound", "diagnosis_evidence": "gaps take 60%"}
     open_ = {"diagnosis": "undetermined", "diagnosis_evidence": "no figures"}

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.frame import load
-from analysis.gate import BadBaseline, Tolerances, check, failed, read
+from analysis.gate import BadBaseline, Tolerances, check, failed, legend, read
 from tests.analysis.synthetic import BASE, TRUTHS, Truth, write_sweep
 
 Make = Callable[..., Path]
@@ -173,6 +173,46 @@ def test_an_empty_setting_is_the_same_in_a_file_of_commas(tmp_path: Path) -> Non
     assert {each.verdict for each in check(frame, read(path), Tolerances())} == {"ok"}
 
 
+def test_a_baseline_that_pandas_saved_again_is_the_same_baseline(
+    tmp_path: Path, baseline: Path
+) -> None:
+    before = outcomes(now(tmp_path, {}), baseline)
+    saved = pd.read_csv(baseline)
+    # A column of whole numbers with a gap becomes one of floats.
+    saved["config.data.batch_size"] = saved["config.data.batch_size"].astype(float)
+    saved.to_csv(baseline)
+    text = baseline.read_text()
+    assert "True" in text
+    assert "64.0" in text
+    assert outcomes(tmp_path / "now", baseline) == before
+    assert "not compared" not in before.values()
+
+
+def test_settings_that_differ_stay_apart_in_every_notation(tmp_path: Path) -> None:
+    write_sweep(tmp_path, CELLS, 1, sweep="one", settings={"data.normalize": True})
+    write_sweep(tmp_path, CELLS, 1, sweep="two", settings={"data.normalize": False})
+    found = check(load(tmp_path / "one")[0], load(tmp_path / "two")[0], Tolerances())
+    assert {each.verdict for each in found} == {"not compared"}
+
+
+def test_the_gates_table_says_what_its_columns_are(
+    tmp_path: Path, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main([str(now(tmp_path, {})), "--check", str(baseline), "--alpha", "0.1"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "of an accuracy now minus the baseline, in points (hundredths)" in printed
+    assert "95% interval of each change alone (Welch t and paired t over the seeds)" in printed
+    assert "one-sided, 10% over all checks, Holm" in printed
+
+
+def test_single_runs_have_no_interval_to_explain(tmp_path: Path) -> None:
+    before = load(write_sweep(tmp_path, CELLS, 1))[0]
+    [told] = legend(check(before, before, Tolerances()))
+    assert told.startswith("change: ")
+    assert legend([]) == []
+
+
 def test_disturbed_speeds_are_not_compared(tmp_path: Path, baseline: Path) -> None:
     sweep = now(tmp_path, {}, segments=2)
     found = outcomes(sweep, baseline)
@@ -223,3 +263,40 @@ def test_the_gate_writes_nothing(tmp_path: Path, baseline: Path) -> None:
     sweep = now(tmp_path, {})
     main([str(sweep), "--check", str(baseline)])
     assert not (sweep / "tables").exists()
+
+
+def test_a_figure_that_is_gone_is_worse(baseline: Path) -> None:
+    frame, old = load(baseline.parents[1])[0], read(baseline)
+    frame["images_per_s"] = pd.Series(pd.NA, index=frame.index, dtype="Float64")
+    found = check(frame, old, Tolerances())
+    gone = {each.figure for each in found if each.verdict == "WORSE"}
+    assert gone == {"images_per_s"} and failed(found)
+    assert {each.why for each in found if each.verdict == "WORSE"} == {"the figure is gone"}
+
+
+def test_a_figure_compared_in_no_cell_is_named(
+    tmp_path: Path, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = pd.read_csv(baseline, dtype=str)
+    old["images_per_s"] = ""
+    old.to_csv(tmp_path / "old.csv", index=False)
+    capsys.readouterr()
+    assert main([str(baseline.parents[1]), "--check", str(tmp_path / "old.csv")]) == 0
+    assert "images/s: compared in no cell" in capsys.readouterr().out
+
+
+def test_a_baseline_of_an_earlier_version_lacks_columns_and_still_compares(
+    tmp_path: Path, baseline: Path
+) -> None:
+    old = pd.read_csv(baseline, dtype=str)
+    old.drop(columns=["cpu", "cores", "threads"]).to_csv(tmp_path / "old.csv", index=False)
+    found = check(load(baseline.parents[1])[0], read(tmp_path / "old.csv"), Tolerances())
+    assert any(each.figure == "test_accuracy" and each.verdict == "same" for each in found)
+
+
+def test_a_number_beyond_its_type_is_a_clear_error(tmp_path: Path, baseline: Path) -> None:
+    old = pd.read_csv(baseline, dtype=str)
+    old.loc[0, "seed"] = "9" * 23
+    old.to_csv(tmp_path / "old.csv", index=False)
+    with pytest.raises(BadBaseline):
+        read(tmp_path / "old.csv")

@@ -11,7 +11,9 @@ import pytest
 
 from amp_sweep import record
 from analysis import key
+from analysis.axes import where
 from analysis.columns import SECTIONS
+from analysis.compare import compare
 from analysis.frame import load, swept_axes
 
 Make = Callable[..., Path]
@@ -203,7 +205,8 @@ def test_each_swept_axis_is_a_column_and_what_is_the_same_everywhere_is_not(
             settings={"data.batch_size": batch},
         )
     frame, _ = load(make_run("ddp", overrides=("epochs=3",)).parent)
-    assert sorted(frame["data.batch_size"].dropna()) == ["128", "64"]
+    # Where it was not typed, it is what the run had all the same.
+    assert sorted(frame["data.batch_size"]) == ["128", "64", "64"]
     assert "epochs" not in frame
     assert "launch.x" not in frame
     assert frame["parallel"].tolist().count("none") == 2  # a column already, and no second one
@@ -217,10 +220,38 @@ def test_an_axis_that_says_more_than_its_column_gets_a_column_of_its_own(make_ru
 
 
 def test_an_axis_counts_as_swept_where_one_run_does_not_set_it() -> None:
-    assert swept_axes(["a=1 | b=2", "a=1", None]) == {
+    assert swept_axes(["a=1 | b=2", "a=1", None], lambda _: None) == {
         "a": ["1", "1", None],
         "b": ["2", None, None],
     }
+
+
+def test_an_axis_that_a_run_does_not_set_has_the_runs_own_setting(make_run: Make) -> None:
+    make_run(overrides=("model.width=0.5",), settings={"model.width": 0.5})
+    sweep = make_run(
+        overrides=("optimizer.lr=1e-2", "data.root=/images"),
+        settings={"optimizer.lr": 0.01, "data.name": "imagefolder", "data.root": "/images"},
+    ).parent
+    make_run("ddp", settings={"optimizer.lr": 0.01})
+    frame, _ = load(sweep)
+    by_run = frame.set_index(frame["parallel"] + frame["data"])
+    assert by_run["optimizer.lr"].to_dict() == {
+        "nonedigits": "0.001",
+        "noneimagefolder": "1e-2",
+        "ddpdigits": "1e-2",  # the same setting in the form that was typed
+    }
+    assert sorted(by_run["model.width"]) == ["0.25", "0.25", "0.5"]
+    titles = " ".join(table.title for table in compare(frame).tables)
+    assert "model.width=0.25" in titles
+    assert "data.root=/images" in titles
+    assert "null" not in titles
+    assert len(where(frame, {"optimizer.lr": ["0.001"]})) == 1
+
+
+def test_a_group_that_a_run_does_not_set_is_named_by_its_config(make_run: Make) -> None:
+    make_run(overrides=("optimizer=sgd",), settings={"optimizer.name": "sgd"})
+    frame, _ = load(make_run().parent)
+    assert sorted(frame["optimizer"]) == ["adamw", "sgd"]
 
 
 def test_texts_of_records_are_one_printable_line(make_run: Make) -> None:

@@ -345,6 +345,38 @@ def test_filled_points_are_those_on_the_front_of_the_answer(
     assert len(filled) == len(front)
 
 
+def test_the_plane_of_the_front_has_the_fronts_own_figures(
+    nine: Loaded, drawn: dict[str, Picture]
+) -> None:
+    axes = drawn["pareto"].figure.axes[0]
+    assert axes.get_xlabel() == "images per second"
+    there = [line for line in axes.lines if line.get_markersize() == 8]
+    points = {tuple(np.asarray(line.get_xydata())[0].tolist()) for line in there}
+    table = nine[0].tables[0]
+    figures = [
+        (cell.figures["images_per_s"], cell.figures[table.memory]) for cell in table.cells.values()
+    ]
+    assert points == {(speed.mean, memory.mean) for speed, memory in figures if speed.n}
+
+
+def test_disturbed_cells_are_marked_and_the_mark_is_explained(tmp_path: Path) -> None:
+    write_run(tmp_path, metrics={"contended": True})
+    write_run(tmp_path, "dp", segments=2)
+    write_run(tmp_path, "ddp")
+    comparison, frame = loaded(tmp_path / "matrix")
+    made = {each.name: each.figure for each in pictures.draw(comparison, frame).pictures}
+    for kind in ("throughput", "pareto", "heatmap-speed", "heatmap-time"):
+        texts = [text for text, _ in texts_of(made[kind])[0]]
+        for mark in ("contended", "stitched"):
+            assert sum(text.endswith(mark) for text in texts) == 1, (kind, mark, texts)
+        explained = " ".join(" ".join(texts).split())
+        assert "Contended: other processes used the device" in explained
+        assert "Stitched: interrupted and resumed" in explained
+    # Memory and accuracy do not depend on the clock.
+    for kind in ("heatmap-memory", "heatmap-accuracy"):
+        assert "ontended" not in " ".join(text for text, _ in texts_of(made[kind])[0])
+
+
 def to_grey(colour: str) -> float:
     """Lightness of a colour in print: CIE L*, 0 to 100."""
     y = style.luminance(colour)

@@ -1,6 +1,7 @@
 import csv
 import importlib.util
 import io
+import itertools
 import json
 import os
 import re
@@ -112,6 +113,33 @@ def test_nothing_is_cut_off_on_a_screen_that_is_too_narrow(make_matrix: Make) ->
     text = shown(40, make_matrix())
     assert "…" not in text
     assert "0.9700" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("status", [record.COMPLETED, record.PENDING, record.FAILED])
+def test_no_two_empty_lines_follow_each_other(make_matrix: Make, status: str, width: int) -> None:
+    lines = [line.strip() for line in shown(width, make_matrix(status=status)).splitlines()]
+    assert not any(one == other == "" for one, other in itertools.pairwise(lines))
+
+
+def test_why_there_are_no_speed_ups_is_told_once_per_table(make_matrix: Make) -> None:
+    sweep = make_matrix(but={("none", "fp32"): {"status": "failed"}})
+    why = "the baseline none x fp32 is FAILED"
+    assert shown(200, sweep).count(why) == 1
+    comparison = compare(load(sweep)[0])
+    assert markdown(comparison, answer(comparison), [], "c").count(why) == 1
+    assert html(comparison, answer(comparison), [], "c").count(why) == 1
+    assert latex(comparison, answer(comparison), "c").count(why) == 1
+
+
+@pytest.mark.parametrize(("device", "heading"), [("cpu", "procs"), ("auto", "devices")])
+def test_runs_that_reached_no_device_are_not_said_to_have_gpus(
+    make_run: Make, device: str, heading: str
+) -> None:
+    sweep = make_run(status="invalid", settings={"device": device}).parent
+    printed = shown(120, sweep)
+    assert heading in printed
+    assert "GPUs" not in printed
 
 
 def test_one_run_shows_no_spread_and_three_show_mean_spread_and_n(make_run: Make) -> None:

@@ -118,6 +118,17 @@ def test_accuracies_in_coarse_steps_are_not_certain_because_seeds_agree() -> Non
     assert 0.01 < found.p_two_sided() < 0.1
 
 
+def test_the_interval_of_a_time_does_not_begin_below_zero() -> None:
+    times, changes = ((0, 0.2), (1, 2.8)), ((0, -0.2), (1, 2.8))
+    found, mixed = Figure(times).interval, Figure(changes).interval
+    assert found is not None
+    assert mixed is not None
+    assert found.low == 0.0
+    # By hand: t(0.975, 1 df) = 12.706, sd / sqrt(2) = 1.3.
+    assert found.high == pytest.approx(1.5 + 12.706 * 1.3, rel=1e-4)
+    assert mixed.low < 0.0
+
+
 def test_the_mean_has_scipys_interval() -> None:
     values = [3.0, 4.5, 4.0, 5.5]
     interval = figure(values).interval
