@@ -1,5 +1,10 @@
 """The accuracy of stored checkpoints: `python -m amp_sweep.evaluate RUN_DIR [RUN_DIR ...]`."""
 
+from amp_sweep import ctrl_c
+
+if __name__ == "__main__":
+    ctrl_c.ends_this_process()  # before the imports, which take long
+
 import argparse
 import sys
 from collections.abc import Sequence
@@ -29,6 +34,16 @@ class Evaluation:
     recorded: float | None  # the accuracy that the record has for these weights
 
 
+def _advice(paths: RunPaths, recorded: record.Record, which: str) -> str:
+    """What a person can do about weights that are not there, as the end of a message."""
+    ways = []
+    if recorded.status in record.RESUMED_AGAIN:
+        ways.append("the same training command goes on")
+    if which == "final" and paths.best_weights.exists():
+        ways.append("--which best for the best weights so far")
+    return f": {'; '.join(ways)}" if ways else ""
+
+
 def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
     """Evaluate the `final` or `best` weights of a run, in the run's own precision and batches.
 
@@ -44,7 +59,9 @@ def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
         raise EvaluationError(f"{root} is no run directory: {error}") from error
     weights = paths.final_weights if which == "final" else paths.best_weights
     if not weights.exists():
-        raise EvaluationError(f"{weights}: not there (the run is {recorded.status})")
+        raise EvaluationError(
+            f"{weights}: not there (the run is {recorded.status}){_advice(paths, recorded, which)}"
+        )
 
     hardware = detect(settings.device)
     device = torch.device(hardware.device_type)
@@ -84,6 +101,7 @@ def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
     return Evaluation(correct / images, int(correct), int(images), known.get(epoch))
 
 
+@ctrl_c.ends_the_command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point; 0 when every run was evaluated and agrees with its record."""
     parser = argparse.ArgumentParser(

@@ -1,5 +1,6 @@
 """The server that forks ranks: it imports once what every rank needs. No torch here."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from amp_sweep import config
+from amp_sweep import config, ctrl_c
 
 # To look at the machine and the data.
 LOOK = (
@@ -33,6 +34,7 @@ LAST = "amp_sweep.frozen"
 
 # SLURM sends these to every process of a job, a terminal's end to every process of its session.
 # They are meant for the launcher: were the server to die of one, its ranks would die unsaved.
+# Ctrl-C is too; it is held instead, so that none is lost while the server starts.
 FOR_THE_LAUNCHER = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 PARENT_CHECK_S = 0.5
@@ -58,12 +60,21 @@ def start(networks: Iterable[str]) -> None:
     # What is ignored here is ignored there too: that passes through fork and exec.
     before = {number: signal.signal(number, signal.SIG_IGN) for number in FOR_THE_LAUNCHER}
     try:
-        resource_tracker.ensure_running()
-        forkserver.ensure_running()
+        resource_tracker.ensure_running()  # not inside: it would let Ctrl-C through again
+        with ctrl_c.held():
+            forkserver.ensure_running()
     finally:
         for number, handler in before.items():
             if handler is not None:  # None: it was set outside of Python
                 signal.signal(number, handler)
+
+
+def end() -> None:
+    """End the server now, though it may still be importing; `start` starts another."""
+    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def key() -> bytes | None:

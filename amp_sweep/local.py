@@ -18,11 +18,20 @@ def run(
     interrupts: launch.Interrupts,
     node: launch.Node,
 ) -> int | None:
-    """Train `left` on this machine; an exit code when the sweep ends before its table."""
+    """Train `left` on this machine; an exit code when the sweep ends before its table.
+
+    STOPPED when it was interrupted before any cell started.
+    """
     forkserver.start(cell.config.model.name for cell in left)
     devices = {cell.config.device for cell in asked}
     configs = [cell.config for cell in left]
-    here = launch.prepare_here(configs, devices, screen.preparing, node.count)
+    try:
+        here = launch.prepare_here(
+            configs, devices, screen.preparing, node.count, lambda: interrupts.count
+        )
+    except launch.Interrupted:
+        screen.warn("interrupted before any cell started")
+        return cells.STOPPED
     for problem in here.problems:
         screen.fail(problem)
     elsewhere = {

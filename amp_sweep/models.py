@@ -132,12 +132,12 @@ def build(
     return model
 
 
-def _runs_at(model: nn.Module, size: int) -> bool:
+def _runs_at(model: nn.Module, size: int, refusals: tuple[type[Exception], ...]) -> bool:
     # Batch norm in training mode needs two values per channel; the smallest size is for training.
     images = torch.empty(2, 3, size, size, device="meta")
     try:
         model(images)
-    except (RuntimeError, ValueError, AssertionError):
+    except refusals:
         return False
     return True
 
@@ -147,9 +147,14 @@ def check_image_size(
 ) -> None:
     """Raise ModelError, with the size needed, when images are too small for the network.
 
-    Shapes only, on the meta device: nothing is computed. Own callables are built for real.
+    Shapes only, on the meta device: nothing is computed. Own callables are built for real; one
+    that runs at no size passes: size is not its problem (it may need values, which that device
+    lacks, or be faulty), and training tells what is.
     """
-    if is_own_callable(name):
+    own = is_own_callable(name)
+    # A person's own code may raise anything.
+    refusals = (Exception,) if own else (RuntimeError, ValueError, AssertionError)
+    if own:
         model = build(name, outputs).to("meta")
     else:
         try:
@@ -158,15 +163,18 @@ def check_image_size(
         except NotImplementedError:  # RegNet computes its widths with tensors
             model = build(name, outputs, width=width).to("meta")
     model.train()
-    if _runs_at(model, image_size):
+    if _runs_at(model, image_size, refusals):
         return
-    working = next((size for size in (2**k for k in range(3, 11)) if _runs_at(model, size)), None)
+    sizes = (2**k for k in range(3, 11))
+    working = next((size for size in sizes if _runs_at(model, size, refusals)), None)
     if working is None:
+        if own:
+            return
         raise ModelError(f"model.name={name} does not accept images of {image_size} px")
     low, high = working // 2, working
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _runs_at(model, middle) else (middle, high)
+        low, high = (low, middle) if _runs_at(model, middle, refusals) else (middle, high)
     if image_size > high:
         raise ModelError(
             f"data.image_size={image_size}: {name} does not accept it; it accepts {high}"

@@ -1,5 +1,10 @@
 """Every cell of a sweep, from its records: `python -m amp_sweep.status outputs/NAME`."""
 
+from amp_sweep import ctrl_c
+
+if __name__ == "__main__":
+    ctrl_c.ends_this_process()  # before the imports, which take long
+
 import argparse
 import datetime
 import json
@@ -115,6 +120,7 @@ def _ask_slurm(files: Sequence[Path]) -> tuple[Jobs | None, str | None]:
     return jobs, None
 
 
+@ctrl_c.ends_the_command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point; 0 when every cell is completed."""
     parser = argparse.ArgumentParser(

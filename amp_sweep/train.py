@@ -2,6 +2,11 @@
 
 import sys
 
+from amp_sweep import ctrl_c
+
+if __name__ == "__main__":
+    ctrl_c.ends_this_process()  # before the imports, which take long
+
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -31,6 +36,7 @@ def _task(composed: DictConfig) -> None:
         raise CellNotCompleted(f"{cell.label}: see {cell.root}")
 
 
+@ctrl_c.ends_the_command()
 def main() -> None:
     """The entry point; Hydra runs once, in this process."""
     if sys.platform == "win32":

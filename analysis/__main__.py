@@ -29,6 +29,14 @@ NOT_WRITTEN = "Nothing written: what --where leaves out would be missing; give -
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 when tables were printed and written, 1 when not, 2 for wrong usage."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:  # each file is written as a whole or not at all
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = options.parser()
     arguments = parser.parse_args(argv)
     if arguments.tolerance and not arguments.check:

@@ -1,8 +1,10 @@
 """A person's own data set: `package.module:callable`. No torch at import."""
 
+import contextlib
 import importlib
 import inspect
 import operator
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,11 +27,14 @@ def own(name: str, root: str | None, train_images: int | None, test_images: int 
     """The data set of `callable(root=..., train=True)` and `callable(root=..., train=False)`.
 
     Both are map-style: `len()` and `[index]`, whose items are (image, label), see `_ITEM`.
-    Where the training set has `.classes` these name the labels. What the person's own code
-    raises is not caught: its traceback is what they need. Raises DataError.
+    Where the training set has `.classes` these name the labels. Raises DataError, also for
+    what the person's own code raises: it names the item, the exception and its place.
     """
     make = _find(name)
-    datasets = {"train": make(root=root, train=True), "test": make(root=root, train=False)}
+    datasets = {}
+    for part, train in (("train", True), ("test", False)):
+        with _told(f"data.name={name}: the {part} data set"):
+            datasets[part] = make(root=root, train=train)
     classes = getattr(datasets["train"], "classes", None)
     return Source(
         name=name,
@@ -37,6 +42,19 @@ def own(name: str, root: str | None, train_images: int | None, test_images: int 
         train=_part(name, "train", datasets["train"], train_images),
         test=_part(name, "test", datasets["test"], test_images),
     )
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn what a person's own code raises into one line about `what`."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # a person's own code may raise anything
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+        raise DataError(f"{what}: {message} ({last.filename}, line {last.lineno})") from error
 
 
 def _find(name: str) -> Callable[..., Any]:
@@ -68,16 +86,20 @@ def _part(name: str, part: PartName, dataset: Any, wanted: int | None) -> Part:
             f"data.name={name}: expected a data set with len() and [index], "
             f"got {type(dataset).__name__}"
         )
-    if len(dataset) == 0:
+    with _told(f"data.name={name}: len() of the {part} data set"):
+        count = len(dataset)
+    if count == 0:
         raise DataError(f"data.name={name}: the {part} data set is empty")
-    chosen = choose(name, part, len(dataset), wanted)
+    chosen = choose(name, part, count, wanted)
 
     def chunks(resize_to: int | None) -> Iterator[tuple[Images, Labels]]:
         for start in range(0, len(chosen), _CHUNK):
-            items = [
-                _item(dataset[index], f"data.name={name}: {part} item {index}", resize_to)
-                for index in chosen[start : start + _CHUNK].tolist()
-            ]
+            items = []
+            for index in chosen[start : start + _CHUNK].tolist():
+                where = f"data.name={name}: {part} item {index}"
+                with _told(where):
+                    item = dataset[index]
+                items.append(_item(item, where, resize_to))
             yield (
                 _stack([image for image, _ in items], name),
                 np.array([label for _, label in items], dtype=np.int64),

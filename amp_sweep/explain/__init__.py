@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from amp_sweep import record
+from amp_sweep import ctrl_c, record
 from amp_sweep.explain import outcome, setting
 from amp_sweep.explain.lookup import Story, printable, rows, section
 from amp_sweep.record import Record
@@ -67,6 +67,7 @@ def _evidence(run: Record) -> str:
     return str(run.metrics.get("diagnosis_evidence") or "no evidence in the record")
 
 
+@ctrl_c.ends_the_command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point; 1 where a record cannot be read."""
     parser = argparse.ArgumentParser(

@@ -7,12 +7,13 @@ CUDA and never joins a process group.
 """
 
 from amp_sweep.launch.cell import help_cell, record_for, run_cell
-from amp_sweep.launch.interrupts import Interrupts
+from amp_sweep.launch.interrupts import Interrupted, Interrupts
 from amp_sweep.launch.nodes import ALONE, Node, dismiss
 from amp_sweep.launch.preparing import prepare_here
 
 __all__ = [
     "ALONE",
+    "Interrupted",
     "Interrupts",
     "Node",
     "dismiss",

@@ -10,6 +10,10 @@ GRACE_S = 5.0
 WARNED_S = 60.0
 
 
+class Interrupted(Exception):
+    """Somebody wants the work to stop before it is done."""
+
+
 class Interrupts:
     """Counts Ctrl-C and its like while the `with` block lasts; restores handlers after.
 

@@ -3,15 +3,18 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from amp_sweep import forkserver
 from amp_sweep.config import RunConfig
+from amp_sweep.launch.interrupts import Interrupted
 from amp_sweep.messages import Preparation
 
 # An ending process gets this long.
 GRACE_S = 5.0
+POLL_S = 0.05
 
 
 def _prepare_process(
@@ -35,28 +38,60 @@ def prepare_here(
     devices: set[str],
     progress: Callable[[str, int, int], None],
     nodes: int = 1,
+    stopped: Callable[[], object] = lambda: False,
 ) -> Preparation:
-    """`worker.prepare` in a fresh process. Raises RuntimeError if that process dies."""
+    """`worker.prepare` in a fresh process.
+
+    Raises Interrupted soon after `stopped` says so, and RuntimeError if that process dies.
+    """
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(
         target=_prepare_process, args=(cells, devices, nodes, sender, os.getpid()), daemon=False
     )
-    process.start()
-    sender.close()
+    errors: list[Exception] = []
+
+    def start() -> None:
+        try:
+            process.start()
+        except (EOFError, OSError) as error:  # the server has ended
+            errors.append(error)
+        finally:
+            sender.close()
+
+    # The server answers only when it has imported everything: too long to wait for Ctrl-C.
+    starting = threading.Thread(target=start, name="start of the preparing process", daemon=True)
+    starting.start()
     try:
         while True:
+            if stopped():
+                raise Interrupted
+            if not receiver.poll(POLL_S):
+                continue
             try:
                 answer = receiver.recv()
             except EOFError:
+                starting.join()
+                if stopped():
+                    raise Interrupted from None
+                if errors:
+                    raise RuntimeError("the server that forks processes has ended") from errors[0]
                 process.join()
                 raise RuntimeError(
                     f"the preparing process ended with exit code {process.exitcode}; see above"
                 ) from None
             if isinstance(answer, Preparation):
+                process.join(GRACE_S)
                 return answer
             progress(*answer)
+    except Interrupted:
+        # Before the server: without that one it would seem to be gone.
+        if process.pid is not None:
+            process.kill()
+        forkserver.end()
+        raise
     finally:
-        process.join(GRACE_S)
+        starting.join(GRACE_S)
         if process.is_alive():
             process.kill()
+            process.join()

@@ -164,10 +164,37 @@ def test_labels_beyond_the_named_classes_are_refused(write: Write) -> None:
         prepare(own("Things"))
 
 
-def test_an_error_of_their_own_code_reaches_the_person_with_its_traceback(write: Write) -> None:
-    write("def data(root, train):\n    raise RuntimeError('my own fault')")
-    with pytest.raises(RuntimeError, match="my own fault"):
+@pytest.mark.parametrize(
+    ("text", "words", "line"),
+    [
+        (
+            "def data(root, train):\n    raise RuntimeError('my own\\nfault')",
+            "the train data set: RuntimeError: my own fault (",
+            2,
+        ),
+        (
+            "class data:\n def __init__(self, root, train): pass\n"
+            " def __getitem__(self, index): 0\n def __len__(self): return 1 // 0",
+            "len() of the train data set: ZeroDivisionError: integer division",
+            4,
+        ),
+        (
+            "class data:\n def __init__(self, root, train): pass\n"
+            " def __getitem__(self, index): assert False\n def __len__(self): return 3",
+            "train item 0: AssertionError (",
+            3,
+        ),
+    ],
+)
+def test_an_error_of_their_own_code_is_one_line_with_its_place(
+    write: Write, text: str, words: str, line: int
+) -> None:
+    write(text)
+    with pytest.raises(DataError) as caught:
         prepare(own("data"))
+    message = str(caught.value)
+    assert words in message and "\n" not in message
+    assert message.endswith(f"own_things.py, line {line})")
 
 
 def test_a_missing_module_is_refused() -> None:

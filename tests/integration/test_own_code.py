@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from amp_sweep import record
 from tests.conftest import CommandLine
 
 MODULE = """
@@ -19,6 +20,16 @@ class Net(nn.Module):
 
     def forward(self, images):
         return self.body(images)
+
+
+class Bad(Net):
+    def forward(self, images):
+        return self.body(images) * (1 / 0)
+
+
+class Scaled(Net):
+    def forward(self, images):
+        return self.body(images / max(1.0, images.abs().max().item()))
 
 
 class Stripes:
@@ -38,7 +49,16 @@ class Stripes:
         else:
             image[index % 8 :: 8] = 255
         return image, label
+
+
+class Torn(Stripes):
+    def __getitem__(self, index):
+        if index == 5:
+            raise OSError("no such image")
+        return super().__getitem__(index)
 """
+
+STRIPES = ("data.name=mine:Stripes", "data.image_size=16", "data.batch_size=16", "epochs=1")
 
 
 @pytest.fixture
@@ -66,6 +86,34 @@ def test_an_own_network_and_own_data_train_in_every_way(own: CommandLine) -> Non
         assert found.effective["outputs"] == 2
     evaluated = own("amp_sweep.evaluate", str(own.run_dir("ddp-scaler")))
     assert evaluated.out.strip().endswith("as recorded")
+
+
+# With bf16: its expected duration on a CPU without it comes from steps before the start.
+def test_an_own_network_that_fails_is_one_failed_cell_among_others(own: CommandLine) -> None:
+    run = own.train("-m", "model.name=mine:Bad,mine:Scaled", "precision=bf16", *STRIPES)
+    assert run.code == 1, run.text
+    assert "Traceback" not in run.err
+    paths = record.find(own.folder / "outputs" / "matrix")
+    found = {r.cell["model"]: r for r in map(record.read, paths)}
+    assert found["mine:Scaled"].status == record.COMPLETED
+    bad = found["mine:Bad"]
+    assert bad.status == record.FAILED
+    assert bad.error is not None and bad.error["type"] == "ZeroDivisionError"
+    assert "(1 / 0)" in bad.error["traceback"]
+
+
+def test_an_item_that_cannot_be_had_is_named_in_one_line(own: CommandLine) -> None:
+    run = own.train(*STRIPES, "data.name=mine:Torn")
+    assert run.code == 1
+    (line,) = run.err.splitlines()
+    assert line.startswith("error: data.name=mine:Torn: train item 5: OSError: no such image (")
+    assert line.endswith(f"mine.py, line {own_line('no such image')})")
+    assert not (own.folder / "outputs").exists()
+
+
+def own_line(words: str) -> int:
+    (number,) = (i for i, text in enumerate(MODULE.splitlines(), 1) if words in text)
+    return number
 
 
 def test_an_own_configuration_folder_adds_choices(own: CommandLine) -> None:

@@ -1,5 +1,6 @@
 """The networks: AlexNet against torchvision's and a count by hand, classifiers, a person's own."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -256,6 +257,23 @@ def test_an_own_network_is_checked_too(own: Callable[[str], str]) -> None:
     models.check_image_size(own(":network"), 8, outputs=6)
     with pytest.raises(ModelError, match="does not accept"):
         models.check_image_size(own(":network"), 9, outputs=6)
+
+
+@pytest.mark.parametrize("faulty", ["images.abs().max().item()", "1 / 0"])
+def test_an_own_network_that_runs_at_no_size_is_left_to_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faulty: str
+) -> None:
+    (tmp_path / "needs_values.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Module):\n"
+        "    def __init__(self, num_classes):\n        super().__init__()\n\n"
+        f"    def forward(self, images):\n        return images / ({faulty})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "needs_values", raising=False)
+    network = models.build("needs_values:Net", 2)
+    with pytest.raises((RuntimeError, ZeroDivisionError)):
+        network(torch.empty(2, 3, 8, 8, device="meta"))
+    models.check_image_size("needs_values:Net", 8)
 
 
 def test_checking_a_size_leaves_the_random_numbers_alone() -> None:

@@ -1,0 +1,133 @@
+"""Ctrl-C at any moment: a line for a person, exit code 130, and nothing left behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from amp_sweep import record
+from tests.conftest import CommandLine, wait_for
+
+FAULTY = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=3")
+
+
+def members(group: int) -> list[str]:
+    """The command lines of the processes of a group."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+        except (psutil.Error, ProcessLookupError):
+            continue
+    return found
+
+
+# From the imports of the launcher through those of the server to the look at the machine.
+@pytest.mark.parametrize("delay_s", [0.3, 0.8, 1.5, 2.2, 3.0])
+@pytest.mark.parametrize("multirun", [(), ("-m",)], ids=["one cell", "sweep"])
+def test_ctrl_c_before_the_first_cell_leaves_one_line_and_nothing_else(
+    command: CommandLine, delay_s: float, multirun: tuple[str, ...]
+) -> None:
+    # On a fast machine, too, no cell has begun by then.
+    (command.folder / "slow.py").write_text("import time\ntime.sleep(60)\n")
+    process = command.popen(*multirun, "parallel=ddp", "model.name=slow:Net", "epochs=1")
+    time.sleep(delay_s)
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert re.fullmatch("interrupted( before any cell started)?\n", out)
+    wait_for(lambda: not members(process.pid), 5)
+    assert not (command.folder / "outputs").exists()
+
+
+def test_ctrl_c_while_the_network_is_looked_at_does_not_wait_for_it(command: CommandLine) -> None:
+    text = "import pathlib, time\npathlib.Path('reached').touch()\ntime.sleep(60)\n"
+    (command.folder / "slow.py").write_text(text)
+    process = command.popen("model.name=slow:Net", "epochs=1")
+    wait_for(lambda: (command.folder / "reached").exists())
+    started = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert time.monotonic() - started < 5
+    assert process.returncode == 130
+    assert out.endswith("interrupted before any cell started\n") and "Traceback" not in out
+    wait_for(lambda: not members(process.pid), 5)
+
+
+def test_a_ctrl_c_while_the_closing_table_is_made_ends_quietly(command: CommandLine) -> None:
+    process = command.with_faults().with_environment(SLOW="0.05").popen(*FAULTY)
+    wait_for(lambda: list(command.folder.glob("outputs/*/*/progress.json")))
+    os.killpg(process.pid, signal.SIGINT)
+    wait_for(lambda: any("-m analysis" in line for line in members(process.pid)))
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in out
+    assert out.endswith("interrupted; the same command goes on from here\n")
+    assert command.only_record().status == record.INTERRUPTED
+    wait_for(lambda: not members(process.pid), 5)
+
+
+def start(command: CommandLine, module: str, argument: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", f"amp_sweep.{module}", str(argument)],
+        cwd=command.folder,
+        env=command.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def assert_ends_quietly(process: "subprocess.Popen[str]") -> None:
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [("train", "hydra"), ("evaluate", "torch"), ("status", "rich")],
+)
+def test_ctrl_c_in_the_imports_of_a_command_ends_quietly(
+    command: CommandLine, module: str, imported: str
+) -> None:
+    text = "import pathlib, time\npathlib.Path('reached').touch()\ntime.sleep(60)\n"
+    (command.folder / f"{imported}.py").write_text(text)  # found first
+    process = start(command, module, command.folder)
+    wait_for(lambda: (command.folder / "reached").exists())
+    assert_ends_quietly(process)
+
+
+@pytest.mark.parametrize("module", ["evaluate", "status"])
+def test_ctrl_c_in_the_work_of_a_command_ends_quietly(command: CommandLine, module: str) -> None:
+    run = command.folder / "outputs" / "matrix" / "cell"
+    run.mkdir(parents=True)
+    os.mkfifo(run / "record.json")
+    process = start(command, module, run.parent if module == "status" else run)
+    with (run / "record.json").open("w"):  # which waits for a reader
+        assert_ends_quietly(process)
+
+
+def test_evaluate_says_what_to_do_about_an_interrupted_run(command: CommandLine) -> None:
+    process = command.with_faults().with_environment(SLOW="0.02").popen(*FAULTY)
+    wait_for(lambda: list(command.folder.glob("outputs/*/*/checkpoints/best.pt")))
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert out.endswith("interrupted; the same command goes on from here\n")
+    folder = str(command.run_dir("none"))
+    missing = command("amp_sweep.evaluate", folder)
+    assert missing.code == 1
+    assert missing.err.endswith(
+        "final.pt: not there (the run is interrupted): the same training command goes on; "
+        "--which best for the best weights so far\n"
+    )
+    assert command("amp_sweep.evaluate", "--which", "best", folder).code == 0
