@@ -114,7 +114,8 @@ class MemoryConfig:
     # true, false, auto.
     space_to_depth: bool | str = False
     # Autocast's half-precision weights kept beside float32 masters instead of cast anew at every
-    # step, and gradients left in half precision: equal figures on one device. true, false, auto.
+    # step, and gradients left in half precision: the same mathematics on one device, other
+    # rounding. true, false, auto.
     master_weights: bool | str = False
 
 
