@@ -65,6 +65,13 @@ class StepGraph:
         """Losses [steps] and scales [steps] since `load`."""
         return self._losses[:steps].clone(), self._scales[:steps].clone()
 
+    def close(self) -> None:
+        """Give the graph up: a rank can leave NCCL only when no graph holds its work."""
+        if self._graph is not None:
+            torch.cuda.synchronize()
+            self._graph.reset()
+            self._graph = None
+
     def _body(self, step: Step) -> None:
         loss, scale = step(self._rows.index_select(0, self._row).view(-1))
         self._losses.index_copy_(0, self._row, loss.reshape(1))

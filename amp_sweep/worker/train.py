@@ -77,6 +77,8 @@ def run_cell(job: RankJob, paths: RunPaths, ranks: Ranks, stop: StopRequest) -> 
         writer.close()
         cell.train.close()
         cell.test.close()
+    if cell.trainer.graph is not None:
+        cell.trainer.graph.close()
     ranks.leave()
     return record.COMPLETED if finished else record.INTERRUPTED
 
