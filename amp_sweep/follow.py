@@ -156,6 +156,12 @@ def _final(item: Submitted, job: slurm.Job | None) -> Record:
     state = job.state if job else "unknown to SLURM"
     where = f" on {job.nodes}" if job and job.nodes else ""
     if changed and found.status == record.RUNNING:
+        ended = f"job {item.job_id} ended: {state}{where}"
+        trained = launch.conclude_if_trained(item.paths, found, ended)
+        if trained is not None:
+            item.paths.lock.unlink(missing_ok=True)
+            return trained
+    if changed and found.status == record.RUNNING:
         what = "ended in the middle of its run"
     else:
         what = "ended before it began with the cell"

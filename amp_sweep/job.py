@@ -78,7 +78,7 @@ class CellJob:
             self._help(node)
             return
         cell = Cell(config.from_dict(self.settings), self.overrides)
-        if cell.config.force and self._began_before():
+        if cell.config.force and self._own_record() is not None:
             cell = dataclasses.replace(cell, config=dataclasses.replace(cell.config, force=False))
         try:
             code = sweep.run([cell], node=node, tables=False)
@@ -91,7 +91,10 @@ class CellJob:
             if node.count > 1:
                 launch.dismiss(cell.root, node)
         self._note_changed_code()
-        if code == STOPPED and slurm.may_go_on():
+        found = self._own_record()
+        has_result = found is not None and found.status in record.KEPT
+        # Where the signal came when the training was over there is nothing to go back for.
+        if code == STOPPED and not has_result and slurm.may_go_on():
             requeue(_warning(), None)
         sys.exit(code)
 
@@ -124,13 +127,15 @@ class CellJob:
 
         return DelayedSubmission(self)
 
-    def _began_before(self) -> bool:
-        """Whether this very job, before it was requeued, has begun with the cell."""
+    def _own_record(self) -> Record | None:
+        """The record, where this very job has begun with the cell: now or before a requeue."""
         try:
             found = record.read_if_there(RunPaths(Path(self.root)).record)
         except record.RecordError:
-            return False
-        return found is not None and slurm.own_id() in found.environment.get("slurm_job_ids", [])
+            return None
+        if found is None or slurm.own_id() not in found.environment.get("slurm_job_ids", []):
+            return None
+        return found
 
     def _note_changed_code(self) -> None:
         changed = source.changed(self.code)

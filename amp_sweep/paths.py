@@ -96,5 +96,13 @@ class RunPaths:
         return self.root / ("train.log" if rank == 0 else f"rank{rank}.log")
 
     def ending(self, rank: int) -> Path:
-        """How one rank ended (see `worker.py`); gone once the launcher has read it."""
+        """How far one rank came and how it ended (see `worker/process.py`); a JSON object.
+
+        `kind` is a status, `error` what it raised. `trained` is there once the training is over
+        and stored, `probed` once the probes after it are. Gone when the launcher has concluded.
+        """
         return self.root / f"rank{rank}.ending.json"
+
+    def endings(self) -> list[Path]:
+        """Those of all ranks that have said something."""
+        return sorted(self.root.glob("rank*.ending.json"))

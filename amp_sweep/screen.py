@@ -15,6 +15,7 @@ from rich.progress import (
 )
 
 from amp_sweep import record
+from amp_sweep.launch.judge import CUT_SHORT
 from amp_sweep.record import Record
 
 # Without a terminal a line like "epoch 3/10" is printed at most this often.
@@ -91,9 +92,12 @@ class Screen:
             return
         if self._sweep_bar is None:
             self._sweep_bar = self._bars.add_task("sweep", total=self._total, note="")
-        if self._cell_bar is not None:
-            self._bars.remove_task(self._cell_bar)
-        self._cell_bar = self._bars.add_task(name, total=epochs, note="starting")
+        if self._cell_bar is None:
+            self._cell_bar = self._bars.add_task(name, total=epochs, note="starting")
+        else:  # not another one: rich keeps what it drew of each, also of those it removed
+            self._bars.reset(
+                self._cell_bar, description=name, total=epochs, note="starting", visible=True
+            )
 
     def cell_moves(self, values: dict[str, Any]) -> None:
         """Rank 0 said where it is: `epoch`, `epochs`, `step`, `steps`, `doing`, `last_epoch`."""
@@ -139,12 +143,14 @@ class Screen:
         self._ended += 1
         self._ended_s += time.monotonic() - self._began
         if self._bars is not None and self._cell_bar is not None and self._sweep_bar is not None:
-            self._bars.remove_task(self._cell_bar)
-            self._cell_bar = None
+            self._bars.update(self._cell_bar, visible=False)
             self._bars.update(self._sweep_bar, completed=self._ended)
         where = f"[{self._ended}/{self._total}] {name}"
         if result.status == record.COMPLETED:
             self.say(f"{where}: {completed_words(result)}")
+            for note in result.notes:
+                if note.startswith(CUT_SHORT):
+                    self.warn(f"{where}: {note}")
             return
         self.warn(f"{where}: {result.status.upper()}{error_words(result)}")
 

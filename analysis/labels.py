@@ -140,7 +140,14 @@ def differing(rows: Sequence[Row]) -> list[str]:
     where = key.hardware(rows)
     columns: dict[str, list[Any]] = {
         "device": [found["device_name"] for found in where],
+        # Where it is the device, that line has told it.
+        "CPU": [
+            None if found["device_type"] == "cpu" else row["cpu"]
+            for row, found in zip(rows, where, strict=True)
+        ],
         "torch": [row["torch"] for row in rows],
+        "torchvision": [row["torchvision"] for row in rows],
+        "Python": [row["python"] for row in rows],
         "CUDA": [row["cuda"] for row in rows],
         "driver": [row["driver"] for row in rows],
         "number of cores": [row["cores"] for row in rows],

@@ -6,7 +6,7 @@ endings and interrupts, and alone decides when ranks must go. It needs no torch,
 CUDA and never joins a process group.
 """
 
-from amp_sweep.launch.cell import help_cell, record_for, run_cell
+from amp_sweep.launch.cell import conclude_if_trained, help_cell, record_for, run_cell
 from amp_sweep.launch.interrupts import Interrupted, Interrupts
 from amp_sweep.launch.nodes import ALONE, Node, dismiss
 from amp_sweep.launch.preparing import prepare_here
@@ -16,6 +16,7 @@ __all__ = [
     "Interrupted",
     "Interrupts",
     "Node",
+    "conclude_if_trained",
     "dismiss",
     "help_cell",
     "prepare_here",

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -17,18 +16,18 @@ from amp_sweep import config, record
 from amp_sweep.config import RunConfig
 from amp_sweep.launch.agent import Agent
 from amp_sweep.launch.interrupts import Interrupts
-from amp_sweep.launch.judge import judge
+from amp_sweep.launch.judge import Verdict, Watched, judge
 from amp_sweep.launch.nodes import ALONE, Node, announce, announced_job, wait_for_start
-from amp_sweep.launch.watch import Report, watch
+from amp_sweep.launch.watch import Report, read_endings, watch
 from amp_sweep.lock import Lock
 from amp_sweep.messages import Hardware, Plan, Preparation, RankJob
 from amp_sweep.paths import RunPaths
 from amp_sweep.record import Record
 
 
-def _clear(paths: RunPaths, ranks: int) -> None:
-    for rank in range(ranks):
-        paths.ending(rank).unlink(missing_ok=True)
+def _clear(paths: RunPaths) -> None:
+    for ending in paths.endings():
+        ending.unlink(missing_ok=True)
     paths.progress.unlink(missing_ok=True)
 
 
@@ -40,8 +39,9 @@ def _start_over(paths: RunPaths) -> None:
         file.unlink(missing_ok=True)
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+def _written(at: float) -> str:
+    """A `time.time()` as the record has it."""
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat(timespec="seconds")
 
 
 @contextlib.contextmanager
@@ -77,9 +77,16 @@ def run_cell(
         earlier = _usable(paths)
         if earlier is not None and earlier.status in record.KEPT and not settings.force:
             return earlier  # another sweep did it since this one looked
+        hardware = here.hardware[settings.device]
+        if earlier is not None and not settings.force:
+            gone = "the process that watched the ranks was killed"
+            over = conclude_if_trained(paths, earlier, gone, hardware)
+            if over is not None:
+                return over
         resume = (
             earlier is not None and earlier.status in record.RESUMED_AGAIN and not settings.force
         )
+        _clear(paths)  # first: they say that the training is over, and it begins anew
         current = record_for(settings, overrides)
         if resume and earlier is not None:
             current.segments, current.notes = earlier.segments, earlier.notes
@@ -87,7 +94,6 @@ def run_cell(
         else:
             _start_over(paths)
         current.status = record.RUNNING
-        hardware = here.hardware[settings.device]
         current.environment = dict(here.environments[settings.device])
         jobs = current.environment["slurm_job_ids"]
         if resume and earlier is not None:
@@ -95,7 +101,7 @@ def run_cell(
             current.environment["slurm_job_ids"] = jobs
         current.segments.append(
             {
-                "started_at": _now(),
+                "started_at": _written(time.time()),
                 "ended_at": None,
                 "from_epoch": None,
                 "to_epoch": None,
@@ -107,7 +113,6 @@ def run_cell(
         )
         config.save(settings, paths.config)
         record.write_atomic(paths.overrides, yaml.safe_dump(list(overrides)))
-        _clear(paths, plan.world_size)
         record.write(paths.record, current)
 
         job = RankJob(
@@ -125,8 +130,8 @@ def run_cell(
             stall_s = settings.launch.stall_timeout_s
             here_too = node.ranks(plan.world_size)
             seen = watch(agent, paths, plan.world_size, stall_s, interrupts, report, here_too)
-        status, error = judge(seen, plan.world_size)
-        return _conclude(paths, status, error, plan.world_size, hardware, time.time() - begun)
+        verdict = judge(seen, plan.world_size)
+        return _conclude(paths, verdict, hardware, begun, time.time())
 
 
 def help_cell(
@@ -155,21 +160,44 @@ def _usable(paths: RunPaths) -> Record | None:
         return None  # a half-written record is not a completed one
 
 
+def conclude_if_trained(
+    paths: RunPaths, found: Record, what: str, hardware: Hardware | None = None
+) -> Record | None:
+    """Conclude a run whose launcher is gone, as its ranks are, if its training was over.
+
+    found: its record; what: says how they ended. None where something is left to train.
+    """
+    if found.status != record.RUNNING or not found.segments:
+        return None
+    # Its own: they are removed before a run begins, and when its record says how it ended.
+    endings = read_endings(paths)
+    seen = Watched(endings=endings, agent_lost=True, agent_error=what)
+    verdict = judge(seen, len(endings))
+    if not endings or verdict.status != record.COMPLETED:
+        return None
+    begun = datetime.datetime.fromisoformat(found.segments[-1]["started_at"]).timestamp()
+    last = max(float(ending["time"]) for ending in endings.values())
+    return _conclude(paths, verdict, hardware, begun, last)
+
+
 def _conclude(
-    paths: RunPaths, status: str, error: Any, ranks: int, hardware: Hardware, seconds: float
+    paths: RunPaths, verdict: Verdict, hardware: Hardware | None, begun: float, ended: float
 ) -> Record:
     """Write the ending into the record, which rank 0 has kept until now, and tidy up."""
     final = record.read(paths.record)
-    final.status, final.error = status, error
-    final.effective["native_bf16"] = hardware.native_bf16
+    final.status, final.error = verdict.status, verdict.error
+    if verdict.note is not None:
+        final.note(verdict.note)
+    if hardware is not None:
+        final.effective["native_bf16"] = hardware.native_bf16
     segment = final.segments[-1]
-    segment["ended_at"] = _now()
-    segment["wall_s"] = seconds
+    segment["ended_at"] = _written(ended)
+    segment["wall_s"] = ended - begun
     segment["to_epoch"] = len(final.epochs)
     final.metrics["wall_time_s"] = sum(s.get("wall_s") or 0.0 for s in final.segments)
     record.write(paths.record, final)
-    _clear(paths, ranks)
-    if status == record.COMPLETED:
+    _clear(paths)
+    if final.status == record.COMPLETED:
         paths.last_checkpoint.unlink(missing_ok=True)
         paths.previous_checkpoint.unlink(missing_ok=True)
     return final

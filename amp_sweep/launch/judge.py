@@ -2,9 +2,12 @@
 
 import signal
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from amp_sweep import record
+
+# How the note begins.
+CUT_SHORT = "the probes after the training were cut short"
 
 
 @dataclass
@@ -18,6 +21,14 @@ class Watched:
     oom_kills: int = 0  # by the kernel, on this machine, while the cell ran
     agent_error: str | None = None
     agent_lost: bool = False  # the process that starts the ranks was killed: they went with it
+
+
+class Verdict(NamedTuple):
+    """What became of a cell: its status, its error, and a note where the probes were cut short."""
+
+    status: str
+    error: Any = None
+    note: str | None = None
 
 
 def how_it_died(code: int | None) -> str:
@@ -37,8 +48,39 @@ def _error(kind: str, message: str, rank: int | None = None, code: int | None = 
     return {"type": kind, "message": message, "traceback": None, "rank": rank, "exitcode": code}
 
 
-def judge(seen: Watched, ranks: int) -> tuple[str, Any]:
-    """The status of the cell, and its error, from what each rank said and how it ended."""
+# What may end the ranks when the training is over, and then ends no more than the probes.
+HARMLESS_AFTERWARDS = frozenset({record.FAILED, record.OOM, record.TIMEOUT, record.INTERRUPTED})
+
+
+def judge(seen: Watched, ranks: int) -> Verdict:
+    """What became of the cell, from what each rank said and how it ended.
+
+    A rank says `trained` only after all have agreed that the training is over and stored: then it
+    stands, whatever ended the ranks afterwards.
+    """
+    status, error = _ended(seen, ranks)
+    trained = any(ending.get("trained") for ending in seen.endings.values())
+    if not trained or status not in HARMLESS_AFTERWARDS:
+        return Verdict(status, error)
+    what = _in_words(error)
+    if seen.endings.get(0, {}).get("probed"):  # it is rank 0 that writes them
+        return Verdict(record.COMPLETED, note=f"when everything was measured and written, {what}")
+    note = f"{CUT_SHORT}: {what}; figures that need them are missing"
+    return Verdict(record.COMPLETED, note=note)
+
+
+def _in_words(error: Any) -> str:
+    """What ended the ranks, in a line."""
+    if error is None:
+        return "the run was interrupted"
+    lines = str(error["message"]).strip().splitlines() or [""]
+    if error["traceback"] is None:  # a sentence of ours
+        return lines[0]
+    return f"rank {error['rank']} ended with {error['type']}: {lines[0]}"
+
+
+def _ended(seen: Watched, ranks: int) -> tuple[str, Any]:
+    """The status of the cell, and its error, as if the training had not been over."""
     kinds = {rank: seen.endings.get(rank, {}).get("kind") for rank in range(ranks)}
     if all(kind == record.COMPLETED for kind in kinds.values()):
         return record.COMPLETED, None

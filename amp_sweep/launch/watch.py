@@ -68,7 +68,7 @@ def watch(
     deadline: float | None = None  # when the ranks that are left are killed
     agent.start()
     while agent.runs(POLL_S):
-        _read_endings(paths, ranks, seen)
+        seen.endings |= read_endings(paths)
         pids = {r: int(e["pid"]) for r, e in seen.endings.items() if r in own}
         values = _read_json(paths.progress)
         if values is not None and values != last_values:
@@ -95,7 +95,7 @@ def watch(
             if overdue and pids and not alive:
                 agent.end()  # it waits for the result of a rank that left without one
                 break
-    _read_endings(paths, ranks, seen)
+    seen.endings |= read_endings(paths)
     pids = {r: int(e["pid"]) for r, e in seen.endings.items() if r in own}
     if agent.lost:
         # They notice it too, and go; those that are in the middle of a call may take a while.
@@ -116,8 +116,7 @@ def _oom_kills() -> int:
     return int(found.group(1)) if found else 0
 
 
-def _read_endings(paths: RunPaths, ranks: int, seen: Watched) -> None:
-    for rank in range(ranks):
-        ending = _read_json(paths.ending(rank))
-        if ending is not None:
-            seen.endings[rank] = ending
+def read_endings(paths: RunPaths) -> dict[int, dict[str, Any]]:
+    """What each rank has said so far of how far it came and how it ended."""
+    found = [_read_json(path) for path in paths.endings()]
+    return {int(ending["rank"]): ending for ending in found if ending is not None}

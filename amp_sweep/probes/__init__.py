@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from amp_sweep import ceilings
+from amp_sweep import ceilings, generators
 from amp_sweep.data import Raw, Split
 from amp_sweep.engine import Trainer
 from amp_sweep.parallel import Ranks
@@ -121,8 +121,7 @@ def run_probes(subject: Subject, alive: Callable[[str], None] = lambda _what: No
 @contextlib.contextmanager
 def _unchanged(subject: Subject) -> Iterator[None]:
     """Random numbers go on as if nothing had been, and no gradient is left."""
-    cuda = [device for device in subject.devices if device.type == "cuda"]
-    with torch.random.fork_rng(devices=cuda):
+    with generators.unchanged(subject.devices):
         try:
             yield
         finally:

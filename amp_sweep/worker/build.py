@@ -1,6 +1,7 @@
 """Build one rank's part of a cell, in a fixed and visible order."""
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from amp_sweep import (
     config,
     data,
     engine,
+    generators,
     memory,
     models,
     optim,
@@ -22,15 +24,25 @@ from amp_sweep import (
     speedups,
 )
 from amp_sweep.config import RunConfig
-from amp_sweep.fast import master_weights, space_to_depth
+from amp_sweep.fast import kept_threads, master_weights, space_to_depth
 from amp_sweep.graph import WARM_UP_STEPS, WARM_UP_STEPS_DDP, StepGraph
 from amp_sweep.hardware import cpu_name, usable_cores
 from amp_sweep.messages import RankJob
 from amp_sweep.paths import RunPaths
 
+AFTER_THE_GUARD_S = 15.0
+
 
 class Invalid(Exception):
     """What would run, or did run, is not what was asked for."""
+
+
+class WrongOutputs(Invalid):
+    """The network does not give a row of logits per image."""
+
+    def __init__(self, message: str) -> None:
+        # DataParallel raises it anew with the traceback of its thread around the words.
+        super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].strip())
 
 
 @dataclass
@@ -95,6 +107,28 @@ def outputs_of(settings: RunConfig, classes: int) -> int:
     return outputs
 
 
+def check_first_outputs(network: nn.Module, name: str, outputs: int) -> None:
+    """Have the first forward pass raise WrongOutputs unless it gives logits [B, outputs].
+
+    Before its loss: a label beyond the logits would end a CUDA process without a word about it.
+    Later passes are not looked at.
+    """
+
+    def look(_network: nn.Module, inputs: tuple[Tensor, ...], result: object) -> None:
+        with contextlib.suppress(KeyError):  # another replica's thread was sooner
+            handle.remove()
+        expected = [len(inputs[0]), outputs]
+        got = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        if got == expected:
+            return
+        words = f"model.name={name}: the network's logits: expected {expected}, got {got}"
+        if isinstance(got, list) and len(got) == 2 and got[1] > outputs:
+            words += f" (model.outputs={got[1]} asks for that many)"
+        raise WrongOutputs(words)
+
+    handle = network.register_forward_hook(look)
+
+
 def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
     """Everything a rank trains with. Its weights are the same on every rank of every cell."""
     settings = config.load(paths.config)
@@ -102,8 +136,11 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
 
     threads = max(1, usable_cores() // job.local_world_size)
     torch.set_num_threads(threads)
+    chosen = speedups.choose(settings, plan.device_type)
+    if plan.replicas == 1:
+        chosen = dataclasses.replace(chosen, keep_threads=False)
     # DataParallel starts threads anew at each step, and cudnn's benchmark remembers per thread.
-    torch.backends.cudnn.benchmark = settings.parallel.name != "dp"
+    torch.backends.cudnn.benchmark = settings.parallel.name != "dp" or chosen.keep_threads
     precision.set_tf32(settings.precision.tf32)
 
     devices = parallel.rank_devices(plan, ranks.local_rank)
@@ -112,7 +149,9 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
     memory.reset_peaks(devices)
     if plan.backend is not None:
         port = int(os.environ["MASTER_PORT"])
-        ranks.join(plan.backend, job.host, port, settings.launch.stall_timeout_s)
+        # Longer than the stall guard's, whose word for a hang is plainer than a collective's.
+        timeout_s = settings.launch.stall_timeout_s + AFTER_THE_GUARD_S
+        ranks.join(plan.backend, job.host, port, timeout_s)
 
     channels_last = memory.use_channels_last(settings.memory.format, plan.device_type)
     prepared = data.open_prepared(Path(job.prepared))
@@ -123,13 +162,13 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
 
     outputs = outputs_of(settings, len(prepared.classes))
     torch.manual_seed(settings.seed)
+    generators.seed_others(settings.seed)
     network = models.build(
         settings.model.name,
         outputs,
         width=settings.model.width,
         dropout=settings.model.dropout,
     )
-    chosen = speedups.choose(settings, plan.device_type)
     if chosen.space_to_depth:
         network = space_to_depth.convert(network)
     network = network.to(devices[0]).to(memory_format=memory.memory_format(channels_last))
@@ -148,12 +187,15 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
         steps = prepared.train_count // plan.global_batch
         graph = StepGraph(plan.rank_batch, steps, devices[0], warm_up)
     with graph.on_its_stream() if graph else contextlib.nullcontext():
-        wrapped = parallel.wrap(
-            loss,
-            settings.parallel.name,
-            devices,
-            sync_batch_norm=settings.parallel.sync_batch_norm,
-        )
+        if chosen.keep_threads:
+            wrapped: nn.Module = kept_threads.KeptThreads(loss, devices)
+        else:
+            wrapped = parallel.wrap(
+                loss,
+                settings.parallel.name,
+                devices,
+                sync_batch_norm=settings.parallel.sync_batch_norm,
+            )
     if chosen.compile != "off":
         wrapped = _compiled(wrapped, loss, train, speedups.COMPILE_MODES[chosen.compile])
     parameters = list(loss.parameters())
@@ -173,7 +215,9 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
     )
     if scaler.is_enabled() != settings.precision.scaler:
         raise Invalid(f"the gradient scaler disabled itself on {plan.device_type}")
+    check_first_outputs(network, settings.model.name, outputs)
     parallel.seed_dropout(devices, rank_seed(settings.seed, ranks.rank))
+    generators.seed_others(rank_seed(settings.seed, ranks.rank))
     return Cell(
         config=settings,
         paths=paths,

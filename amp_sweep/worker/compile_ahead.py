@@ -5,10 +5,10 @@ import time
 
 import torch
 
+from amp_sweep import generators
 from amp_sweep.measure import synchronize
 from amp_sweep.precision import Observed, observe
 from amp_sweep.worker.build import Cell
-from amp_sweep.worker.state import generators, restore_generators
 
 
 def compile_ahead(cell: Cell, observed: Observed) -> float | None:
@@ -22,11 +22,13 @@ def compile_ahead(cell: Cell, observed: Observed) -> float | None:
         return None
     started = time.perf_counter()
     trainer = cell.trainer
-    before = generators(cell)
     buffers = {name: buffer.clone() for name, buffer in cell.network.named_buffers()}
     rows = torch.arange(cell.job.plan.rank_batch).unsqueeze(0)
     trainer.loss.train()
-    with trainer.graph.on_its_stream() if trainer.graph else contextlib.nullcontext():
+    with (
+        generators.unchanged(cell.devices),
+        trainer.graph.on_its_stream() if trainer.graph else contextlib.nullcontext(),
+    ):
         for raw in cell.train.batches(rows):
             with torch.compiler.set_stance("force_eager"), observe(cell.loss, observed):
                 trainer.loss(*cell.train.to_input(raw))
@@ -37,6 +39,5 @@ def compile_ahead(cell: Cell, observed: Observed) -> float | None:
         for name, buffer in cell.network.named_buffers():
             if name in buffers:  # else one that its first forward pass makes
                 buffer.copy_(buffers[name])
-    restore_generators(cell, before)
     synchronize(cell.devices)
     return time.perf_counter() - started

@@ -74,14 +74,20 @@ def run_rank(job: RankJob, agent_pid: int) -> None:
     stop = _stop_on_signal()
     forkserver.die_with(agent_pid)
 
+    milestones: dict[str, bool] = {}
+
     def write_ending(values: dict[str, Any]) -> None:
-        values = {"rank": ranks.rank, "pid": os.getpid(), "time": time.time(), **values}
-        record.write_atomic(paths.ending(ranks.rank), json.dumps(values))
+        who = {"rank": ranks.rank, "pid": os.getpid(), "time": time.time()}
+        record.write_atomic(paths.ending(ranks.rank), json.dumps({**who, **milestones, **values}))
+
+    def reached(milestone: str) -> None:
+        milestones[milestone] = True
+        write_ending({"kind": record.RUNNING})
 
     try:
         _log_to(paths.log(ranks.rank))
         write_ending({"kind": record.RUNNING})
-        ending: dict[str, Any] = {"kind": run_cell(job, paths, ranks, stop)}
+        ending: dict[str, Any] = {"kind": run_cell(job, paths, ranks, stop, reached)}
     except Diverged as error:
         ending = _describe(record.DIVERGED, error)
     except Invalid as error:

@@ -4,9 +4,7 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
-from amp_sweep import checkpoint, config, data, optim
+from amp_sweep import checkpoint, config, data, generators, optim
 from amp_sweep.energy import Energy
 from amp_sweep.worker.build import Cell
 
@@ -30,27 +28,9 @@ class Progress:
     energy: Energy = field(default_factory=Energy)  # of this rank's devices
 
 
-def generators(cell: Cell) -> dict[str, Any]:
-    """The states of this rank's random number generators."""
-    return {
-        "cpu": torch.get_rng_state(),
-        "cuda": [
-            torch.cuda.get_rng_state(device) for device in cell.devices if device.type == "cuda"
-        ],
-    }
-
-
-def restore_generators(cell: Cell, states: dict[str, Any]) -> None:
-    """The inverse of `generators`."""
-    torch.set_rng_state(states["cpu"])
-    cuda = [device for device in cell.devices if device.type == "cuda"]
-    for device, state in zip(cuda, states["cuda"], strict=True):
-        torch.cuda.set_rng_state(state, device)
-
-
 def save_state(cell: Cell, progress: Progress) -> None:
     """Save everything needed to go on; all ranks call it, rank 0 writes."""
-    everyones = cell.ranks.gather(generators(cell))
+    everyones = cell.ranks.gather(generators.states(cell.devices))
     energies = cell.ranks.gather(asdict(progress.energy))
     if cell.ranks.rank != 0:
         return
@@ -127,7 +107,7 @@ def resume(cell: Cell) -> tuple[Progress, list[str]]:
     cell.trainer.optimizer.load_state_dict(state["optimizer"])
     cell.scheduler.load_state_dict(state["scheduler"])
     cell.trainer.scaler.load_state_dict(state["scaler"])
-    restore_generators(cell, state["generators"][cell.ranks.rank])
+    generators.restore(cell.devices, state["generators"][cell.ranks.rank])
     progress = Progress(**state["progress"])
     # A checkpoint of an earlier version has none: then the figure is of what follows it.
     energies = state.get("energies") or [{}] * cell.ranks.world_size

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +54,19 @@ class StopRequest:
         return self.target is None or step < self.target
 
 
-def run_cell(job: RankJob, paths: RunPaths, ranks: Ranks, stop: StopRequest) -> str:
-    """Build and train; returns `completed` or `interrupted`. Raises what went wrong."""
+def run_cell(
+    job: RankJob,
+    paths: RunPaths,
+    ranks: Ranks,
+    stop: StopRequest,
+    reached: Callable[[str], None] = lambda _what: None,
+) -> str:
+    """Build and train; returns `completed` or `interrupted`. Raises what went wrong.
+
+    `reached` is called with `trained` when the final weights and the training's figures are on disk
+    and every rank found them to be what was asked for: whatever dies from then on has cost no more
+    than figures of probes. Then with `probed`, when those are written too.
+    """
     rss_mib = memory.rss_mib()
     cell = build(job, paths, ranks)
     progress, notes = resume(cell) if job.resume else (Progress(), [])
@@ -72,7 +84,9 @@ def run_cell(job: RankJob, paths: RunPaths, ranks: Ranks, stop: StopRequest) -> 
         writer.finish(progress, segment.first_step_s, segment.step_times, everyone)
         if finished:
             _check_honoured(cell, progress, everyone)
+            reached("trained")
             _probe(cell, segment, progress, writer)
+            reached("probed")
     finally:
         writer.close()
         cell.train.close()
@@ -84,10 +98,14 @@ def run_cell(job: RankJob, paths: RunPaths, ranks: Ranks, stop: StopRequest) -> 
 
 
 def _check_honoured(cell: Cell, progress: Progress, everyone: list[dict[str, Any]]) -> None:
-    """Raise Invalid when what ran is not what was asked for."""
+    """Raise Invalid on all ranks when what ran is not what was asked for; a collective.
+
+    It returns when rank 0 has stored the weights and the figures, and not where it could not.
+    """
     found = honoured.differences(cell, progress, [rank["honoured"] for rank in everyone])
-    if found:
-        raise Invalid("; ".join(found))
+    differences = dict.fromkeys(text for texts in cell.ranks.gather(found) for text in texts)
+    if differences:
+        raise Invalid("; ".join(differences))
 
 
 def _probe(cell: Cell, segment: Segment, progress: Progress, writer: Writer) -> None:

@@ -20,6 +20,12 @@ from amp_sweep.worker.build import Cell
 from amp_sweep.worker.state import Progress
 
 PROGRESS_S = 0.25
+# These signs are always given: what follows may take long, and the launcher asks what it is.
+NEVER_LEFT_OUT = ("save", "probe")
+
+# Why the figures of probes are null, where they are.
+UNFINISHED = "taken after the last epoch"
+UNPROBED = "the probes after the training did not come to their end"
 
 EPOCH_FIELDS = ("epoch", "train_loss", "test_accuracy", "test_loss", "lr", "train_time_s",
                 "images_per_s")  # fmt: skip
@@ -63,7 +69,8 @@ class Writer:
     def sign_of_life(self, epoch: int, step: int, doing: str = "train") -> None:
         """Say where this run is, a few times a second; the launcher's stall guard watches."""
         now = time.monotonic()
-        if not self._active or (now - self._last_sign < PROGRESS_S and doing != "save"):
+        recent = now - self._last_sign < PROGRESS_S and not doing.startswith(NEVER_LEFT_OUT)
+        if not self._active or recent:
             return
         self._last_sign = now
         cell = self._cell
@@ -125,11 +132,12 @@ class Writer:
         if cell.device.type == "cpu":
             contended = [measured.cores_contended(ranks)]
         figures = measured.energy_figures(energies, contended)
-        if not finished:
-            later = measured.no_probes("taken after the last epoch")
-            figures.metrics |= later.metrics
-            figures.reasons |= later.reasons
+        # Until `probed` has them: this process may not live that long.
+        later = measured.no_probes(UNPROBED if finished else UNFINISHED)
+        figures.metrics |= later.metrics
+        figures.reasons |= later.reasons
         with self._record() as current:
+            _forget_unprobed(current)
             current.effective = self._effective()
             current.effective["device_names"] = [n for r in ranks for n in r["device_names"]]
             current.effective["hosts"] = [r["hostname"] for r in ranks]
@@ -161,6 +169,7 @@ class Writer:
             return
         cell = self._cell
         with self._record() as current:
+            _forget_unprobed(current)
             if ranks is None:
                 figures = measured.no_probes("measure.probes=false")
             else:
@@ -269,6 +278,13 @@ class Writer:
     def close(self) -> None:
         """Write what is left of the curves."""
         self._tracker.close()
+
+
+def _forget_unprobed(current: Record) -> None:
+    """Drop what was said of probes that had not been taken, by an earlier segment too."""
+    current.notes = [
+        n for n in current.notes if not n.endswith((f": {UNFINISHED}", f": {UNPROBED}"))
+    ]
 
 
 def _device_notes(metrics: dict[str, Any], ranks: list[dict[str, Any]]) -> list[str]:

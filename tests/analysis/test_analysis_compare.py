@@ -239,6 +239,37 @@ def test_differing_commits_and_uncommitted_changes_are_warned_about(make_run: Ma
     assert "uncommitted changes in the code of 1 of 2 runs" in warnings
 
 
+@pytest.mark.parametrize(
+    ("field", "values", "words"),
+    [
+        ("python", ("3.12.3", "3.13.1"), "Python"),
+        ("torch", ("2.14.1", "2.13.0"), "torch"),
+        ("torchvision", ("0.29.1", "0.28.0"), "torchvision"),
+        ("cuda", ("13.0", "12.9"), "CUDA"),
+        ("driver", ("580.1", "575.2"), "driver"),
+        ("cpu", ("Intel Xeon", "AMD EPYC"), "CPU"),
+        ("cores", ("16", "8"), "number of cores"),
+    ],
+)
+def test_rows_of_two_environments_are_warned_about(
+    make_run: Make, field: str, values: tuple[str, str], words: str
+) -> None:
+    """Once each, and nothing else: the CPU of GPU rows is not their device."""
+    one, other = (int(v) if field == "cores" else v for v in values)
+    make_run(gpu=True, environment={field: one})
+    make_run(gpu=True, seed=1, environment={field: one})
+    sweep = make_run("ddp", gpu=True, environment={field: other}).parent
+    told = [text for text in compared(sweep).warnings if "differs between the runs" in text]
+    assert told == [f"{words} differs between the runs: {one} (2 runs), {other} (1 run)"]
+
+
+def test_a_cpu_that_is_the_device_is_told_once(make_run: Make) -> None:
+    make_run(environment={"cpu": "Intel Xeon"})
+    sweep = make_run("ddp", environment={"cpu": "AMD EPYC"}).parent
+    told = [text for text in compared(sweep).warnings if "AMD EPYC" in text]
+    assert told == ["device differs between the runs: AMD EPYC (1 run), Intel Xeon (1 run)"]
+
+
 def test_other_images_under_the_same_settings_are_warned_about(make_run: Make) -> None:
     make_run(effective={"data_digest": "aa"})
     sweep = make_run("ddp", effective={"data_digest": "bb"}).parent

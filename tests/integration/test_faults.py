@@ -548,7 +548,10 @@ def test_where_nothing_may_be_written_the_sweep_is_refused(faulty: CommandLine) 
     assert "cannot write to" in out and "Permission denied" in out and "Traceback" not in out
 
 
-def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_oom(faulty: CommandLine) -> None:
+@pytest.mark.parametrize(("when", "step"), [("in training", 5), ("in a probe", 3 * STEPS + 1)])
+def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_oom_unless_it_has_trained(
+    faulty: CommandLine, when: str, step: int
+) -> None:
     root = Path("/sys/fs/cgroup")
     if (root / "cgroup.controllers").exists():
         group, limit = root / "amp_sweep_test", "memory.max"
@@ -563,13 +566,19 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_oom(faulty: CommandL
             pytest.skip("cgroups here have no memory controller")
         (group / limit).write_text(str(1500 * 2**20))
         limited = ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
-        command = faulty.with_environment(FAULT="eats_memory:0:5")
+        command = faulty.with_environment(FAULT=f"eats_memory:0:{step}")
         process = command.popen(*FAULTY, prefix=limited)
         out, _ = process.communicate(timeout=90)
-        assert process.returncode == 1, out
-        failed = faulty.only_record()
-        assert failed.status == record.OOM, failed.error
-        assert failed.error is not None and "for want of memory" in failed.error["message"]
+        found = faulty.only_record()
+        killed = "the kernel killed rank 0 for want of memory"
+        if when == "in training":
+            assert process.returncode == 1, out
+            assert found.status == record.OOM, found.error
+            assert found.error is not None and killed in found.error["message"]
+        else:
+            assert process.returncode == 0, out
+            assert found.status == record.COMPLETED, found.error
+            assert any(killed in note for note in found.notes)
     finally:
         wait_for(lambda: not group_processes(group), 20)
         group.rmdir()

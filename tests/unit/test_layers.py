@@ -45,6 +45,7 @@ LEVEL_OF = {
             "hardware",
             "checkpoint",
             "fast",
+            "generators",
             "graph",
             "speedups",
         ),
@@ -56,7 +57,7 @@ LEVEL_OF = {
     **dict.fromkeys(
         (
             *("cells", "local", "sweep", "submit", "follow", "job"),
-            *("train", "evaluate", "status", "explain"),
+            *("train", "evaluate", "status", "explain", "console"),
         ),
         5,
     ),
@@ -221,7 +222,7 @@ def loaded_after_importing(modules: list[str], wanted: set[str]) -> list[str]:
         # What Hydra imports at every start, tab completion included.
         ["amp_sweep.train", "hydra_plugins.amp_sweep.sweeper"],
         ["amp_sweep.status"],
-        ["amp_sweep.explain", "amp_sweep.diagnose"],
+        ["amp_sweep.explain.command", "amp_sweep.diagnose", "amp_sweep.console"],
         # All that a command does itself: ranks and what looks at the machine are other processes.
         [name for name in IN_PACKAGE if unit_of(name) in ("launch", "sweep", "submit", "job")],
     ],

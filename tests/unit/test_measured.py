@@ -106,8 +106,8 @@ def test_a_record_holds_every_figure_or_its_reason(tmp_path: Path, settings: Mak
     for name, value in metrics.items():
         if value is None:
             assert any(name in note for note in found.notes), name
-    # None of the notes may mark the row: that is what one that begins so does.
-    assert not any(note.startswith("contended") for note in found.notes)
+    # A note that begins so marks the row: none may that only gives a reason.
+    assert any(note.startswith("contended") for note in found.notes) == metrics["contended"]
     shares = [metrics[name] for name in measured.SHARES]
     assert sum(shares) == pytest.approx(1)
     kinds = ("parameters", "gradients", "optimizer", "activations", "input", "workspace",

@@ -1,9 +1,11 @@
 """One rank from its job to its record, in this process: none of it is replaced."""
 
 import csv
+import dataclasses
 import json
 import math
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +19,12 @@ from amp_sweep import checkpoint, config, data, models, parallel, record
 from amp_sweep.config import RunConfig
 from amp_sweep.parallel import Ranks
 from amp_sweep.paths import RunPaths
+from amp_sweep.precision import Observed
 from amp_sweep.record import Record
 from amp_sweep.worker import Invalid, RankJob, prepare
-from amp_sweep.worker.build import outputs_of, rank_seed
+from amp_sweep.worker.build import build, outputs_of, rank_seed
+from amp_sweep.worker.compile_ahead import compile_ahead
+from amp_sweep.worker.honoured import differences
 from amp_sweep.worker.train import Diverged, StopRequest, _checksum, _next_save, run_cell
 
 Make = Callable[..., RunConfig]
@@ -27,6 +32,9 @@ Make = Callable[..., RunConfig]
 pytestmark = pytest.mark.usefixtures("torch_switches")
 
 NETWORKS = """
+import random
+
+import numpy
 import torch
 from torch import nn
 
@@ -42,6 +50,11 @@ class Stubborn(Small):
     def forward(self, images):
         with torch.autocast("cpu", enabled=False):
             return super().forward(images.float())
+
+class Chance(Small):
+    "Learns what Python's and NumPy's random numbers let it."
+    def forward(self, images):
+        return super().forward(images) * (random.random() + numpy.random.rand())
 
 class Steep(Small):
     def forward(self, images):
@@ -112,9 +125,20 @@ class StopAt(StopRequest):
 
 
 def run(
-    root: Path, cell: RunConfig, *, stop: StopRequest | None = None, resume: bool = False
+    root: Path,
+    cell: RunConfig,
+    *,
+    stop: StopRequest | None = None,
+    resume: bool = False,
+    reached: Callable[[str], None] = lambda _what: None,
 ) -> str:
     """What the launcher does around a rank, and the rank."""
+    job = job_of(root, cell, resume=resume)
+    return run_cell(job, RunPaths(root), Ranks(0, 0, 1), stop or StopRequest(), reached)
+
+
+def job_of(root: Path, cell: RunConfig, *, resume: bool = False) -> RankJob:
+    """A rank's job, with what the launcher has written before it begins."""
     paths = RunPaths(root)
     root.mkdir(exist_ok=True)
     prepared = data.prepare(cell.data)
@@ -124,11 +148,11 @@ def run(
     if resume:
         earlier = record.read(paths.record)
         current.segments, current.epochs = earlier.segments, earlier.epochs
+        current.notes = earlier.notes
     current.segments.append({"from_epoch": None})
     config.save(cell, paths.config)
     record.write(paths.record, current)
-    job = RankJob(str(root), str(prepared.folder), plan, time.time(), 1, "127.0.0.1", resume)
-    return run_cell(job, paths, Ranks(0, 0, 1), stop or StopRequest())
+    return RankJob(str(root), str(prepared.folder), plan, time.time(), 1, "127.0.0.1", resume)
 
 
 def weights(root: Path, cell: RunConfig, name: str = "final_weights") -> dict[str, torch.Tensor]:
@@ -217,14 +241,18 @@ def test_the_recorded_accuracy_is_that_of_the_stored_weights(
     assert found.metrics["test_accuracy"] == (answers == truth).sum() / 23
 
 
-def test_a_seed_decides_everything(tmp_path: Path, settings: Make) -> None:
+@pytest.mark.parametrize("network", ["Small", "Chance"])
+def test_a_seed_decides_everything(
+    tmp_path: Path, settings: Make, module: str, network: str
+) -> None:
+    cell = settings(model__name=f"{module}:{network}")
     one, again, other = (tmp_path / name for name in ("one", "again", "other"))
-    run(one, settings())
-    torch.rand(5)  # whatever was drawn in between
-    run(again, settings())
-    run(other, settings(seed=1))
+    run(one, cell)
+    torch.rand(5), random.random(), np.random.rand()  # whatever was drawn in between
+    run(again, cell)
+    run(other, settings(model__name=f"{module}:{network}", seed=1))
     assert losses(one) == losses(again) != losses(other)
-    assert same_weights(weights(one, settings()), weights(again, settings()))
+    assert same_weights(weights(one, cell), weights(again, cell))
 
 
 @pytest.mark.parametrize(
@@ -281,6 +309,141 @@ def test_a_damaged_last_checkpoint_costs_only_the_steps_since_the_one_before(
     assert same_weights(weights(whole, cell), weights(parts, cell))
     notes = record.read(paths.record).notes
     assert sum(str(paths.last_checkpoint) in note for note in notes) == 1
+
+
+# ------------------------------------------------------------------ random numbers of others
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def drawn() -> tuple[float, ...]:
+    return random.random(), float(np.random.rand()), torch.rand(1).item()
+
+
+def test_probes_leave_the_random_numbers_that_a_network_draws_itself(
+    tmp_path: Path, settings: Make, module: str
+) -> None:
+    ends = {}
+    for probes in (True, False):
+        cell = settings(model__name=f"{module}:Chance", measure__probes=probes, epochs=1)
+        root = tmp_path / str(probes)
+        seed_all(0)
+        run(root, cell)
+        ends[probes] = (*drawn(), losses(root), weights(root, cell))
+        found = record.read(RunPaths(root).record).metrics["memory_parameters_mib"]
+        assert (found is not None) == probes
+    assert ends[True][:-1] == ends[False][:-1]
+    assert same_weights(ends[True][-1], ends[False][-1])
+
+
+def test_compiling_ahead_leaves_the_random_numbers_that_a_network_draws_itself(
+    tmp_path: Path, settings: Make, module: str
+) -> None:
+    root = tmp_path / "run"
+    job = job_of(root, settings(model__name=f"{module}:Chance"))
+    cell = build(job, RunPaths(root), Ranks(0, 0, 1))
+    # As a compiled cell's, but for the compiler, which takes long and draws nothing.
+    cell.speedups = dataclasses.replace(cell.speedups, compile="default")
+    calls = []
+    cell.network.register_forward_hook(lambda *_: calls.append(None))
+    seed_all(0)
+    assert compile_ahead(cell, Observed()) is not None
+    after = drawn()
+    seed_all(0)
+    assert after == drawn() and len(calls) == 2
+    cell.train.close()
+    cell.test.close()
+
+
+def test_a_resumed_run_draws_on_from_where_it_stopped(
+    tmp_path: Path, settings: Make, module: str
+) -> None:
+    cell = settings(model__name=f"{module}:Chance")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    seed_all(0)
+    run(whole, cell)
+    seed_all(0)
+    assert run(parts, cell, stop=StopAt(8)) == record.INTERRUPTED
+    seed_all(1)  # a new process has drawn something else
+    assert run(parts, cell, resume=True) == record.COMPLETED
+    assert losses(whole) == losses(parts)
+    assert same_weights(weights(whole, cell), weights(parts, cell))
+
+
+# ------------------------------------------------------------------ when the training is over
+
+
+def test_the_training_is_over_when_all_of_it_is_stored_and_before_any_probe(
+    tmp_path: Path, settings: Make
+) -> None:
+    cell, root = settings(), tmp_path / "run"
+    seen: dict[str, Record] = {}
+
+    def reached(what: str) -> None:
+        assert weights(root, cell)  # they can be read
+        seen[what] = record.read(RunPaths(root).record)
+
+    run(root, cell, reached=reached)
+    assert list(seen) == ["trained", "probed"]
+    trained, probed = seen["trained"], seen["probed"]
+    assert trained.metrics["test_accuracy"] == probed.metrics["test_accuracy"] is not None
+    assert len(trained.epochs) == 4
+    # What stands there if nothing else comes is a null with its reason.
+    unprobed = [n for n, value in probed.metrics.items() if trained.metrics.get(n) != value]
+    assert {"memory_parameters_mib", "diagnosis", "flops_per_image", "mfu"} <= set(unprobed)
+    (reason,) = (note for note in trained.notes if note.endswith("did not come to their end"))
+    for name in unprobed:
+        assert trained.metrics[name] is None and name in reason
+    assert not any("did not come to their end" in note for note in probed.notes)
+
+
+def test_a_run_that_was_not_as_asked_for_never_says_that_its_training_is_over(
+    tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(*arguments: Any) -> list[str]:
+        return [*differences(*arguments), "epochs: asked for 4, ran 5"]
+
+    monkeypatch.setattr("amp_sweep.worker.honoured.differences", other)
+    seen: list[str] = []
+    with pytest.raises(Invalid, match=r"^epochs: asked for 4, ran 5$"):
+        run(tmp_path / "run", settings(), reached=seen.append)
+    assert seen == []
+
+
+def test_what_another_rank_finds_wrong_is_invalid_on_this_one_too(
+    tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Ranks.gather
+
+    def gather(self: Ranks, value: Any) -> list[Any]:
+        return [*real(self, value), *([["device: asked for cuda, ran cpu"]] if value == [] else [])]
+
+    monkeypatch.setattr(Ranks, "gather", gather)
+    seen: list[str] = []
+    with pytest.raises(Invalid, match="device: asked for cuda"):
+        run(tmp_path / "run", settings(), reached=seen.append)
+    assert seen == []
+
+
+def test_a_stopped_run_is_not_over_and_its_probes_are_still_to_come(
+    tmp_path: Path, settings: Make
+) -> None:
+    cell, root = settings(), tmp_path / "run"
+    seen: list[str] = []
+    run(root, cell, stop=StopAt(8), reached=seen.append)
+    assert seen == []
+    later = ": taken after the last epoch"
+    assert any(note.endswith(later) for note in record.read(RunPaths(root).record).notes)
+    run(root, cell, resume=True, reached=seen.append)
+    assert seen == ["trained", "probed"]
+    assert not any(note.endswith(later) for note in record.read(RunPaths(root).record).notes)
+
+
+# ------------------------------------------------------------------ checkpoints
 
 
 @pytest.mark.parametrize(
