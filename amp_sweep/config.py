@@ -46,6 +46,9 @@ class DataConfig:
     normalize: bool = True  # by mean and standard deviation of the training images
     pipeline: str = "resident"  # or loader, pil
     placement: str = "auto"  # resident only: device, host, or auto by what fits
+    # Pipeline loader, imagefolder: who decodes JPEG files, host or device (CUDA). Their pixels
+    # differ a little.
+    decode: str = "host"
     shuffle: bool = True
     workers: int = 0  # loader processes per rank, for pipelines loader and pil
     train_images: int | None = None  # synthetic: how many; other data: the first N of a fixed order
@@ -117,6 +120,8 @@ class MemoryConfig:
     # step, and gradients left in half precision: the same mathematics on one device, other
     # rounding. true, false, auto.
     master_weights: bool | str = False
+    # dp: threads of the replicas live on between steps, with what cuDNN knows. true, false, auto.
+    keep_threads: bool | str = False
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Trainer:
     one: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.one = torch.ones((), device=self.parameters[0].device)
+        self.one = torch.ones(1, device=self.parameters[0].device)
 
 
 @dataclass
@@ -41,9 +41,34 @@ class EpochSteps:
     first_step_s: float | None = None  # only where it was asked for
 
 
+class _Values:
+    """One value [1] a step, kept on the device at no kernel a step.
+
+    Each takes a block of the allocator; joined now and then, an epoch's take next to nothing.
+    """
+
+    _TOGETHER = 256
+
+    def __init__(self, device: torch.device) -> None:
+        self._joined = [torch.empty(0, device=device)]
+        self._values: list[Tensor] = []
+
+    def add(self, value: Tensor) -> None:
+        self._values.append(value)
+        if len(self._values) == self._TOGETHER:
+            self._joined.append(torch.cat(self._values))
+            self._values.clear()
+
+    def joined(self) -> Tensor:
+        """All of them [steps], float32."""
+        return torch.cat([*self._joined, *self._values]).float()
+
+
 def train_step(trainer: Trainer, images: Tensor, labels: Tensor) -> Tensor:
-    """One update; the mean loss of the batch [], still on the device."""
-    loss: Tensor = trainer.loss(images, labels).mean()
+    """One update; the mean loss of the batch [1], still on the device."""
+    loss: Tensor = trainer.loss(images, labels)
+    if len(loss) > 1:  # a loss per replica
+        loss = loss.mean(dim=0, keepdim=True)
     trainer.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     if trainer.clip_norm is not None:
         trainer.scaler.unscale_(trainer.optimizer)
@@ -71,8 +96,7 @@ def train_epoch(
     """
     steps = len(indices)
     graph = trainer.graph
-    losses = torch.zeros(steps, device=devices[0])
-    scales = torch.ones(steps, device=devices[0])
+    losses, scales = _Values(devices[0]), _Values(devices[0])
     trainer.loss.train()
 
     def step(raw: Raw) -> tuple[Tensor, Tensor | None]:
@@ -95,9 +119,10 @@ def train_epoch(
         if graph is None:
             raw = next(batches)
             clock.batch_there()
-            losses[done], scale = step(raw)
+            loss, scale = step(raw)
+            losses.add(loss)
             if scale is not None:
-                scales[done] = scale
+                scales.add(scale)
         else:  # batch and input are parts of the graph, in which nothing can be timed
             clock.batch_there()
             clock.input_ready()
@@ -109,10 +134,14 @@ def train_epoch(
             first_step_s = time.perf_counter() - started
     synchronize(devices)
     if graph is not None:
-        losses, scales = graph.results(done)
+        loss_values, scale_values = graph.results(done)
+    else:
+        loss_values = losses.joined()
+        enabled = trainer.scaler.is_enabled()
+        scale_values = scales.joined() if enabled else torch.ones_like(loss_values)
     return EpochSteps(
-        losses=losses[:done],
-        scales=scales[:done],
+        losses=loss_values,
+        scales=scale_values,
         time_s=time.perf_counter() - started,
         times=clock.epoch_times(),
         first_step_s=first_step_s,

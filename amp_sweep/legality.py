@@ -22,6 +22,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "data.batch_mode": ("global", "per_device"),
     "data.pipeline": ("resident", "loader", "pil"),
     "data.placement": ("auto", "device", "host"),
+    "data.decode": ("host", "device"),
     "parallel.name": ("none", "dp", "ddp"),
     "parallel.backend": ("auto", "nccl", "gloo"),
     "precision.dtype": ("auto", "float16", "bfloat16"),
@@ -43,6 +44,7 @@ WORD_OR_FLAG: dict[str, str] = {
     "memory.cuda_graph": "auto",
     "memory.space_to_depth": "auto",
     "memory.master_weights": "auto",
+    "memory.keep_threads": "auto",
 }
 
 AT_LEAST: dict[str, float] = {
@@ -163,6 +165,18 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: c.data.placement != "auto" and c.data.pipeline != "resident",
         "data.placement={c.data.placement} works with data.pipeline=resident only",
+    ),
+    Rule(
+        lambda c: (
+            c.data.decode == "device"
+            and (c.data.name != "imagefolder" or c.data.pipeline != "loader")
+        ),
+        "data.decode=device works with data=imagefolder data.pipeline=loader only: elsewhere the "
+        "images are decoded before the training",
+    ),
+    Rule(
+        lambda c: c.data.decode == "device" and c.device in ("cpu", "mps"),
+        "data.decode=device needs a CUDA device; with device={c.device} it is data.decode=host",
     ),
     Rule(
         lambda c: c.optimizer.nesterov and c.optimizer.momentum == 0,
@@ -324,6 +338,8 @@ def impossible_here(
         return "parallel.sync_batch_norm needs CUDA devices"
     if config.parallel.backend == "nccl" and device_type != "cuda":
         return "parallel.backend=nccl needs CUDA devices"
+    if config.data.decode == "device" and device_type != "cuda":
+        return "data.decode=device needs a CUDA device; use data.decode=host"
     if device_type == "cpu" and autocast and config.precision.dtype == "float16":
         return FLOAT16_ON_CPU
     if (

@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import stat
 import tempfile
 import types
 import typing
@@ -61,10 +62,12 @@ NOT_IDENTITY = frozenset(
 # existed. They stay out of the identity while they have it, so that old runs keep their
 # directories.
 ADDED_LATER: dict[str, Any] = {
+    "data.decode": "host",
     "memory.compile": "off",
     "memory.cuda_graph": False,
     "memory.space_to_depth": False,
     "memory.master_weights": False,
+    "memory.keep_threads": False,
 }
 
 # Data sets whose content is defined by their name, not by where they lie.
@@ -247,14 +250,21 @@ def _is_deep(values: Any) -> bool:
     return True
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would keep us until somebody writes
+
+
 def read(path: Path) -> Record:
     """Read a record. Raises RecordError with path and reason; never anything else.
 
     Fields that this version does not know are ignored; a newer schema version is refused.
     """
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+        with open(path, "rb", opener=_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):  # a device may have no end
+                raise RecordError(f"{path}: not a regular file")
+            if status.st_size > MAX_BYTES:
                 raise RecordError(f"{path}: larger than {MAX_BYTES // 2**20} MiB")
             content = file.read()
         values = parse(content)

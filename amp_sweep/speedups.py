@@ -16,24 +16,26 @@ class Speedups:
     cuda_graph: bool = False
     space_to_depth: bool = False
     master_weights: bool = False
+    keep_threads: bool = False
 
 
 def choose(settings: RunConfig, device_type: str) -> Speedups:
-    """`auto` is what was measured to be fastest on one GPU; the rest is as asked.
+    """`auto` is what was measured to be fastest; the rest is as asked.
 
     Launched kernel by kernel a step waits for the host, and compiled code or more layers only add
-    to that: they come on together with a graph. Under ddp nothing of it was measured yet: master
-    weights come on there, since they launch less and exchange half as many bytes.
+    to that: they come on together with a graph.
     """
     memory, precision = settings.memory, settings.precision
+    cuda = device_type == "cuda"
     in_graph = (
-        device_type == "cuda"
-        and settings.parallel.name == "none"
+        cuda
+        and settings.parallel.name != "dp"
+        and settings.parallel.backend != "gloo"
         and settings.data.pipeline == "resident"
         and settings.data.placement != "host"
     )
     half = (
-        device_type == "cuda"
+        cuda
         and settings.parallel.name != "dp"
         and precision.autocast
         and settings.optimizer.name == "adamw"
@@ -48,4 +50,5 @@ def choose(settings: RunConfig, device_type: str) -> Speedups:
         cuda_graph=decided(memory.cuda_graph, in_graph),
         space_to_depth=decided(memory.space_to_depth, in_graph),
         master_weights=decided(memory.master_weights, half),
+        keep_threads=settings.parallel.name == "dp" and decided(memory.keep_threads, cuda),
     )

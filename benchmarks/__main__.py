@@ -58,7 +58,14 @@ def entries(options: argparse.Namespace) -> list[Entry]:
         rows = [
             Entry(name, replace(base if name in ("ours", "ours_fast") else both, precision=p))
             for p in ("scaler", "fp32")
-            for name in ("ours", "ours_fast", "ours_ddp", "ours_ddp_fast", "ours_dp")
+            for name in (
+                "ours",
+                "ours_fast",
+                "ours_ddp",
+                "ours_ddp_fast",
+                "ours_dp",
+                "ours_dp_fast",
+            )
         ]
     elif options.cpu:
         rows = [

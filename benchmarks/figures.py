@@ -54,7 +54,7 @@ def gpu_size(images: Path) -> Size:
             *("experiment=article_as_written", "data=imagefolder_as_written", root, "epochs=2"),
             *("data.train_images=1920", "data.test_images=128"),
         ],
-        overhead=["--pairs", "12", "--steps", "80"],
+        overhead=["--pairs", "100", "--steps", "40"],
         few=["data.train_images=3072"],
         large_batch=1024,
     )
@@ -71,7 +71,7 @@ def cpu_size() -> Size:
         article=small,
         written=[*small, "data.pipeline=pil"],
         overhead=[
-            *("--pairs", "3", "--steps", "2", "--size", "64", "--width", "0.1"),
+            *("--pairs", "3", "--steps", "2", "--epoch", "20", "--size", "64", "--width", "0.1"),
             *("--batch", "4", "--precision", "fp32", "--device", "cpu"),
         ],
         few=["data.train_images=32"],

@@ -1,12 +1,13 @@
 """What measuring costs: training with all of it on against all of it off, in turns.
 
-    python -m benchmarks.measuring_overhead --pairs 12 --steps 100 --size 227
+    python -m benchmarks.measuring_overhead --pairs 100 --steps 40 --size 227
 
 Both kinds of window train the same network in one process, one right after the other and in
-changing order, so that a drift of clock or temperature meets both. A window is `measure`'s whole
-share of an epoch: the events of every step, their reading at the end, the energy counter at both
-ends. (The probes run after training and cost it nothing.) The ratio of each pair gives a t
-interval on the log ratio.
+changing order, so that a drift of clock or temperature meets both. Windows are short and many,
+since a step that waits for the host is as unsteady as the host. The ratio of each pair gives a t
+interval on the log ratio: that is what grows with the steps, the events of each and their reading.
+What an epoch costs once, the energy counter at both ends, is timed by itself and added for an
+epoch of `--epoch` steps. (The probes run after training and cost it nothing.)
 """
 
 import argparse
@@ -32,14 +33,19 @@ from amp_sweep.parallel import Ranks, make_plan
 from amp_sweep.paths import RunPaths
 from amp_sweep.worker.build import Cell, build
 
+# Readings of what an epoch costs once.
+ONCE = 21
+
 
 @dataclass(frozen=True)
 class Overhead:
-    """Time with measuring over time without: 1.01 is one percent more."""
+    """Time of an epoch with measuring over its time without: 1.01 is one percent more."""
 
     ratio: float
     low: float  # ends of the 95% interval
     high: float
+    fixed_ms: float  # part of it: what an epoch costs once
+    epoch: int  # its steps
     pairs: int
     steps: int  # in each window
     step_ms: float  # without measuring
@@ -74,8 +80,10 @@ def _cell(settings: RunConfig, folder: Path) -> Cell:
     return build(job, paths, Ranks(0, 0, 1))
 
 
-def measure(settings: RunConfig, pairs: int, steps: int) -> Overhead:
-    """Train pairs of windows of `steps` steps, with all measuring on and with all of it off."""
+def measure(settings: RunConfig, pairs: int, steps: int, epoch: int) -> Overhead:
+    """Train pairs of windows of `steps` steps with their clock on and off, as if of an epoch of
+    `epoch` steps.
+    """
     with tempfile.TemporaryDirectory() as folder:
         cell = _cell(settings, Path(folder))
         order = torch.arange(cell.prepared.train_count)
@@ -86,15 +94,18 @@ def measure(settings: RunConfig, pairs: int, steps: int) -> Overhead:
 
         def window_s(on: bool) -> float:
             started = time.perf_counter()
-            if on:
-                with energy.window(nvml, spent):
-                    engine.train_epoch(cell.trainer, cell.train, rows, clocks[on], cell.devices)
-            else:
-                engine.train_epoch(cell.trainer, cell.train, rows, clocks[on], cell.devices)
+            engine.train_epoch(cell.trainer, cell.train, rows, clocks[on], cell.devices)
             return time.perf_counter() - started
 
-        for on in (True, False):
+        def once_ms() -> float:
+            started = time.perf_counter()
+            with energy.window(nvml, spent):
+                pass
+            return 1e3 * (time.perf_counter() - started)
+
+        for on in (True, False, True, False):
             window_s(on)  # warm up
+        fixed_ms = float(np.median([once_ms() for _ in range(ONCE)]))
         times: dict[bool, list[float]] = {True: [], False: []}
         for pair in range(pairs):
             for on in (True, False) if pair % 2 else (False, True):
@@ -104,7 +115,10 @@ def measure(settings: RunConfig, pairs: int, steps: int) -> Overhead:
         cell.test.close()
     ratio, low, high = log_ratio_interval(times[True], times[False])
     step_ms = 1e3 * float(np.median(times[False])) / steps
-    return Overhead(ratio, low, high, pairs, steps, step_ms, name)
+    once = fixed_ms / (epoch * step_ms)
+    return Overhead(
+        ratio + once, low + once, high + once, fixed_ms, epoch, pairs, steps, step_ms, name
+    )
 
 
 def settings_for(size: int, width: float, batch: int, precision: str, device: str) -> RunConfig:
@@ -132,8 +146,9 @@ def settings_for(size: int, width: float, batch: int, precision: str, device: st
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point."""
     parser = argparse.ArgumentParser(description="What measuring costs, in turns with training.")
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=100, help="in each window")
+    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=40, help="in each window")
+    parser.add_argument("--epoch", type=int, default=781, help="steps of an epoch")
     parser.add_argument("--size", type=int, default=227, help="pixels")
     parser.add_argument("--width", type=float, default=1.0, help="of AlexNet")
     parser.add_argument("--batch", type=int, default=64)
@@ -145,14 +160,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = settings_for(
         options.size, options.width, options.batch, options.precision, options.device
     )
-    found = measure(settings, options.pairs, options.steps)
+    found = measure(settings, options.pairs, options.steps, options.epoch)
     if options.json:
         print(json.dumps(asdict(found)))
     else:
         print(
             f"{found.device}: all measuring on against all off {found.ratio:.4f} "
             f"(95% interval {found.low:.4f} to {found.high:.4f}, n={found.pairs} pairs of "
-            f"{found.steps} steps of {found.step_ms:.2f} ms)"
+            f"{found.steps} steps of {found.step_ms:.2f} ms; in it {found.fixed_ms:.2f} ms once "
+            f"an epoch of {found.epoch} steps)"
         )
     return 0
 

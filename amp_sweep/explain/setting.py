@@ -10,7 +10,8 @@ from amp_sweep import record
 from amp_sweep.record import Record
 
 # Settings of `memory` that say how the same training is made faster.
-SPEEDUPS = ("compile", "cuda_graph", "space_to_depth", "master_weights")
+SPEEDUPS = ("compile", "cuda_graph", "space_to_depth", "master_weights",
+            "keep_threads")  # fmt: skip
 
 
 def asked(run: Record) -> list[tuple[str, Any]]:

@@ -78,7 +78,7 @@ def differences(cell: Cell, progress: Progress, ranks: Sequence[dict[str, Any]])
             ("TF32 of matrix products and convolutions", (settings.precision.tf32,) * 2, cuda),
             (
                 "cudnn benchmark",
-                settings.parallel.name != "dp",
+                settings.parallel.name != "dp" or cell.speedups.keep_threads,
                 torch.backends.cudnn.benchmark,
             ),
         ]

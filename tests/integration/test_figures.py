@@ -168,7 +168,7 @@ def test_the_cost_of_measuring_is_measured_in_turns(
 ) -> None:
     monkeypatch.setenv("AMP_SWEEP_CACHE", str(tmp_path))
     settings = measuring_overhead.settings_for(64, 0.05, 2, "fp32", "cpu")
-    found = measuring_overhead.measure(settings, pairs=3, steps=2)
+    found = measuring_overhead.measure(settings, pairs=3, steps=2, epoch=20)
     assert (found.pairs, found.steps) == (3, 2)
     assert 0 < found.low <= found.ratio <= found.high
     assert found.step_ms > 0

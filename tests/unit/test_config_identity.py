@@ -29,10 +29,12 @@ NO_PART = {
 # DESIGN section 5: "a field added in a later version stays out of the hash while it has its
 # default".
 LATER = {
+    "data.decode": "host",
     "memory.compile": "off",
     "memory.cuda_graph": False,
     "memory.space_to_depth": False,
     "memory.master_weights": False,
+    "memory.keep_threads": False,
 }
 
 FIELDS = list(record.flatten(config.to_dict(RunConfig())))

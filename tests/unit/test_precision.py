@@ -276,7 +276,7 @@ def test_a_step_is_the_clipped_gradient_times_the_lr(scaler: bool, clip: float |
     before = weights(trainer)
     step_loss = engine.train_step(trainer, images, labels)
     assert step_loss.item() == pytest.approx(loss.item(), rel=1e-6)
-    assert step_loss.shape == () and not step_loss.requires_grad
+    assert step_loss.shape == (1,) and not step_loss.requires_grad
     for old, new, gradient in zip(before, weights(trainer), gradients, strict=True):
         expected = old.double().numpy() - 0.5 * factor * gradient
         np.testing.assert_allclose(new.numpy(), expected, rtol=1e-5, atol=1e-7)

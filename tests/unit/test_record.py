@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import random
 import re
 import stat
@@ -438,3 +439,14 @@ def test_a_records_fields_are_those_of_the_design() -> None:
         *("name", "fingerprint", "status", "cell", "overrides", "config", "effective", "metrics"),
         *("epochs", "environment", "segments", "notes", "error", "schema_version"),
     }
+
+
+@pytest.mark.parametrize("what", ["fifo", "device"])
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "record.json"
+    if what == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/null")
+    with pytest.raises(record.RecordError, match="not a regular file"):
+        record.read(path)

@@ -1,3 +1,5 @@
+import pytest
+
 from amp_sweep import config, legality, record, speedups
 from amp_sweep.config import RunConfig
 from tests.unit.conftest import Make
@@ -7,6 +9,7 @@ AUTO = {
     "memory__cuda_graph": "auto",
     "memory__space_to_depth": "auto",
     "memory__master_weights": "auto",
+    "memory__keep_threads": "auto",
 }
 HALF = {"precision__name": "scaler", "precision__autocast": True, "precision__scaler": True}
 
@@ -17,8 +20,9 @@ def impossible(cell: RunConfig, device_type: str) -> str | None:
     )
 
 
-def test_auto_turns_everything_on_for_half_precision_on_one_gpu(make: Make) -> None:
-    chosen = speedups.choose(make(**AUTO, **HALF), "cuda")
+@pytest.mark.parametrize("parallel", ["none", "ddp"])
+def test_auto_turns_everything_on_for_half_precision_on_gpus(make: Make, parallel: str) -> None:
+    chosen = speedups.choose(make(**AUTO, **HALF, parallel__name=parallel), "cuda")
     assert chosen == speedups.Speedups("default", True, True, True)
 
 
@@ -26,16 +30,22 @@ def test_auto_leaves_float32_without_master_weights(make: Make) -> None:
     assert speedups.choose(make(**AUTO), "cuda").master_weights is False
 
 
-def test_auto_turns_nothing_on_for_dp_and_on_a_cpu(make: Make) -> None:
-    nothing = speedups.Speedups()
+@pytest.mark.parametrize("parallel", ["none", "dp", "ddp"])
+def test_auto_turns_nothing_on_on_a_cpu(make: Make, parallel: str) -> None:
+    cell = make(**AUTO, **HALF, parallel__name=parallel)
+    assert speedups.choose(cell, "cpu") == speedups.Speedups()
+
+
+def test_auto_keeps_the_threads_of_dp_which_can_do_nothing_else(make: Make) -> None:
     dp = make(**AUTO, **HALF, parallel__name="dp")
-    assert speedups.choose(dp, "cuda") == nothing
-    assert speedups.choose(make(**AUTO, **HALF), "cpu") == nothing
+    assert speedups.choose(dp, "cuda") == speedups.Speedups(keep_threads=True)
+    asked = make(memory__keep_threads=True)
+    assert speedups.choose(asked, "cuda") == speedups.Speedups()  # none has no threads to keep
 
 
 def test_auto_captures_a_graph_and_compiles_only_where_that_was_measured_to_pay(make: Make) -> None:
-    ddp = speedups.choose(make(**AUTO, **HALF, parallel__name="ddp"), "cuda")
-    assert ddp == speedups.Speedups("off", False, False, True)
+    gloo = make(**AUTO, **HALF, parallel__name="ddp", parallel__backend="gloo")
+    assert speedups.choose(gloo, "cuda") == speedups.Speedups("off", False, False, True)
     loader = speedups.choose(make(**AUTO, data__pipeline="loader"), "cuda")
     assert loader == speedups.Speedups()
 
