@@ -69,12 +69,28 @@ def is_kept(cell: Cell) -> bool:
     return found is not None and found.status in record.KEPT and not cell.config.force
 
 
+def _too_late(cell: Cell, found: Record | None) -> list[str]:
+    """Settings of `measure` that are given now and that a kept run was measured without."""
+    had = found.config.get("measure") if found else None
+    known = had if isinstance(had, dict) else {}
+    given = {text.lstrip("+").partition("=")[0] for text in cell.overrides}
+    return [
+        f"measure.{name}={value}"
+        for name, value in vars(cell.config.measure).items()
+        if f"measure.{name}" in given and known.get(name) != value
+    ]
+
+
 def announce(done: list[Cell], screen: Screen) -> None:
-    """Say which cells are left as they are."""
+    """Say which cells are left as they are, and what is asked for in vain."""
     for cell in done:
         found = read(cell)
         status = found.status if found else record.COMPLETED
         screen.say(f"skipped, {status} before: {cell.label} ({cell.root.name})")
+        if ignored := _too_late(cell, found):
+            screen.warn(
+                f"{', '.join(ignored)}: not of what was trained before; force=true trains it again"
+            )
 
 
 def print_plan(cells: list[Cell], invalid: dict[Path, str | None] | None, screen: Screen) -> None:

@@ -6,14 +6,29 @@ if __name__ == "__main__":
     ctrl_c.ends_this_process()  # before the imports, which take long
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Sequence
+import typing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from amp_sweep import checkpoint, config, data, engine, memory, models, precision, record
+from amp_sweep import (
+    checkpoint,
+    config,
+    data,
+    engine,
+    forkserver,
+    legality,
+    memory,
+    models,
+    precision,
+    record,
+)
+from amp_sweep.explain.lookup import printable
 from amp_sweep.fast import space_to_depth
 from amp_sweep.hardware import detect
 from amp_sweep.paths import RunPaths
@@ -44,6 +59,53 @@ def _advice(paths: RunPaths, recorded: record.Record, which: str) -> str:
     return f": {'; '.join(ways)}" if ways else ""
 
 
+def _misfits(section: Any, at: str) -> Iterator[str]:
+    """Settings whose values have another type than the schema's, each in words."""
+    for name, hint in typing.get_type_hints(type(section)).items():
+        value, place = getattr(section, name), f"{at}.{name}"
+        if dataclasses.is_dataclass(hint):
+            yield from _misfits(value, place)
+            continue
+        allowed = set(typing.get_args(hint) or (hint,))
+        if float in allowed:
+            allowed.add(int)  # 1 is a float's value too, true is none
+        if type(value) not in allowed:
+            yield f"{place} has type {type(value).__name__}"
+
+
+def _settings(recorded: record.Record, path: Path) -> config.RunConfig:
+    """What the run was asked to do. Raises EvaluationError where the record cannot tell."""
+    try:
+        settings = config.from_dict(recorded.config)
+    except (ValueError, TypeError) as error:
+        raise EvaluationError(f"{path}: {error}") from error
+    wrong = next(_misfits(settings, "config"), None)
+    if wrong is not None:
+        raise EvaluationError(f"{path}: {wrong}")
+    return settings
+
+
+def _threads(recorded: record.Record, path: Path) -> int:
+    """The run's number of threads; this process's where the record has none."""
+    threads = recorded.effective.get("threads")
+    if threads is None:
+        return torch.get_num_threads()
+    if type(threads) is not int or not 0 < threads < 2**31:
+        raise EvaluationError(f"{path}: effective.threads is {threads!r:.40}")
+    return threads
+
+
+def _accuracy(recorded: record.Record, epoch: int, path: Path) -> float | None:
+    """What the record says of the weights of an epoch; None where it has no such epoch."""
+    for row in recorded.epochs:
+        if row.get("epoch") == epoch:
+            value = row.get("test_accuracy")
+            if isinstance(value, int | float):
+                return float(value)
+            raise EvaluationError(f"{path}: the test_accuracy of epoch {epoch} is {value!r:.40}")
+    return None
+
+
 def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
     """Evaluate the `final` or `best` weights of a run, in the run's own precision and batches.
 
@@ -54,9 +116,23 @@ def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
         raise EvaluationError(f"{root}: no such directory")
     try:
         recorded = record.read(paths.record)
-        settings = config.from_dict(recorded.config)
-    except (record.RecordError, ValueError, TypeError) as error:
+    except record.RecordError as error:
         raise EvaluationError(f"{root} is no run directory: {error}") from error
+    settings = _settings(recorded, paths.record)
+    try:
+        return _evaluate(paths, recorded, settings, which, screen)
+    except EvaluationError:
+        raise
+    except (Exception, SystemExit) as error:  # a person's own network may raise anything
+        # Of the right type, and yet nothing to train with: a negative size.
+        told = legality.check(settings) or [f"{type(error).__name__}: {error}"]
+        reason = (told[0].splitlines() or [""])[0]
+        raise EvaluationError(f"{root}: cannot be evaluated: {reason}") from error
+
+
+def _evaluate(
+    paths: RunPaths, recorded: record.Record, settings: config.RunConfig, which: str, screen: Screen
+) -> Evaluation:
     weights = paths.final_weights if which == "final" else paths.best_weights
     if not weights.exists():
         raise EvaluationError(
@@ -66,7 +142,7 @@ def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
     hardware = detect(settings.device)
     device = torch.device(hardware.device_type)
     # Sums of floats depend on the number of threads: take the run's.
-    torch.set_num_threads(int(recorded.effective.get("threads") or torch.get_num_threads()))
+    torch.set_num_threads(_threads(recorded, paths.record))
     precision.set_tf32(settings.precision.tf32)
     channels_last = memory.use_channels_last(settings.memory.format, device.type)
     try:
@@ -95,15 +171,14 @@ def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
     split = data.open_split(prepared, "test", settings.data, device, channels_last)
     batch = settings.data.eval_batch_size or settings.data.batch_size
     batches = data.eval_batches(prepared.test_count, batch, 0, 1)
+    known = _accuracy(recorded, int(state["epoch"]), paths.record)
     correct, images, _ = engine.evaluate(loss, split, batches, device).tolist()
-    epoch = int(state["epoch"])
-    known = {row["epoch"]: row["test_accuracy"] for row in recorded.epochs}
-    return Evaluation(correct / images, int(correct), int(images), known.get(epoch))
+    return Evaluation(correct / images, int(correct), int(images), known)
 
 
 @ctrl_c.ends_the_command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point; 0 when every run was evaluated and agrees with its record."""
+    """The entry point; 0 when every run was evaluated."""
     parser = argparse.ArgumentParser(
         prog="amp-sweep-evaluate", description="Accuracy of a run's stored weights."
     )
@@ -113,16 +188,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     config.find_own_code()
+    forkserver.track_quietly()  # Ctrl-C may kill loader processes
     screen = Screen(len(options.runs))
     code = 0
     for root in options.runs:
         try:
             found = evaluate_run(root, options.which, screen)
         except EvaluationError as error:
-            screen.fail(str(error))
+            screen.fail(printable(str(error)))
             code = 1
             continue
-        line = f"{root}: accuracy {found.accuracy:.4f} ({found.correct} of {found.images})"
+        line = f"{printable(str(root))}: accuracy {found.accuracy:.4f}"
+        line += f" ({found.correct} of {found.images})"
         if found.recorded is None:
             line += ", none recorded"
         elif found.recorded == found.accuracy:

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -39,6 +40,9 @@ FOR_THE_LAUNCHER = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR
 
 PARENT_CHECK_S = 0.5
 
+# Of the tracker's warnings; as Python's option -W has it.
+NOT_SAID = "ignore:resource_tracker:UserWarning"
+
 
 def _preload(networks: Iterable[str]) -> list[str]:
     names = set(networks)
@@ -48,6 +52,19 @@ def _preload(networks: Iterable[str]) -> list[str]:
     return [*LOOK, *TRAIN, *([CLASSIFIERS] if stock else []), LAST]
 
 
+def track_quietly() -> None:
+    """Start Python's resource tracker, which all further processes share.
+
+    It unlinks the semaphores and the shared memory of processes that were killed, when all are
+    gone, and says so on the terminal as if that were a fault. It gets our options for warnings.
+    """
+    sys.warnoptions.append(NOT_SAID)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.remove(NOT_SAID)
+
+
 def start(networks: Iterable[str]) -> None:
     """Start the server; harmless to call again.
 
@@ -55,12 +72,13 @@ def start(networks: Iterable[str]) -> None:
     """
     multiprocessing.set_forkserver_preload(_preload(networks))
     if threading.current_thread() is not threading.main_thread():
+        track_quietly()
         forkserver.ensure_running()
         return
     # What is ignored here is ignored there too: that passes through fork and exec.
     before = {number: signal.signal(number, signal.SIG_IGN) for number in FOR_THE_LAUNCHER}
     try:
-        resource_tracker.ensure_running()  # not inside: it would let Ctrl-C through again
+        track_quietly()  # not inside: it would let Ctrl-C through again
         with ctrl_c.held():
             forkserver.ensure_running()
     finally:

@@ -103,7 +103,7 @@ def is_alive(path: Path, owner: dict[str, Any]) -> bool:
             return same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.AccessDenied:
             return True
-        except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
+        except (psutil.NoSuchProcess, KeyError, TypeError, ValueError, OverflowError):
             return False
     if owner.get("host") == mine["host"] and owner.get("boot_id"):
         return False  # this machine was started again since

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from amp_sweep import record, slurm
+from amp_sweep.explain.lookup import printable
 from amp_sweep.lock import describe, is_alive, read_owner
 from amp_sweep.paths import RunPaths
 from amp_sweep.record import Record
@@ -34,9 +35,11 @@ Jobs = dict[str, slurm.Job]
 
 
 def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():  # a FIFO would keep us waiting
+        return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
 
@@ -53,9 +56,17 @@ def _position(paths: RunPaths, found: Record) -> str:
         if share - began > 0.02:
             left_s = spent_s / (share - began) * (1 - share)
             words += f", about {record.duration(max(1.0, left_s))} left"
-    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError):
+    except (KeyError, TypeError, ValueError, IndexError, ArithmeticError):
         return "starting"
     return words
+
+
+def _stopped_at(found: Record) -> str:
+    """` at epoch 3 of 10`: the epoch that a stopped run was in; empty where it is not known."""
+    epochs = found.config.get("epochs")
+    if type(epochs) is not int or epochs < 1:
+        return ""
+    return f" at epoch {min(len(found.epochs) + 1, epochs)} of {epochs}"
 
 
 def _job_words(job: slurm.Job | None, identity: str | None) -> str:
@@ -85,7 +96,9 @@ def status_and_detail(paths: RunPaths, found: Record, jobs: Jobs | None = None) 
         return record.PENDING, _job_words(job, identity)  # submitted, or back in the queue
     if found.status == record.RUNNING:
         gone = f"its job is over ({job.state.lower()})" if job else "its process is gone"
-        return record.INTERRUPTED, f"{gone}; the same command resumes it"
+        return record.INTERRUPTED, f"{gone}{_stopped_at(found)}; the same command resumes it"
+    if found.status == record.INTERRUPTED:
+        return found.status, f"interrupted{_stopped_at(found)}; the same command resumes it"
     if found.status == record.PENDING and identity:
         if job is not None:
             return record.PENDING, f"{_job_words(job, identity)}; it never began with the cell"
@@ -104,11 +117,11 @@ def status_and_detail(paths: RunPaths, found: Record, jobs: Jobs | None = None) 
 
 def _ask_slurm(files: Sequence[Path]) -> tuple[Jobs | None, str | None]:
     """What SLURM says about the jobs of these runs, and what could not be asked."""
-    ids = set()
+    wanted = set()
     for file in files:
         paths = RunPaths(file.parent)
-        ids |= {_json(paths.job).get("job_id"), (read_owner(paths.lock) or {}).get("job_id")}
-    wanted = {str(identity) for identity in ids if identity}
+        ids = _json(paths.job).get("job_id"), (read_owner(paths.lock) or {}).get("job_id")
+        wanted |= {str(identity) for identity in ids if identity}
     if not wanted:
         return None, None
     try:
@@ -132,31 +145,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     counts: Counter[str] = Counter()
     unusable = 0
+
+    def fail(words: str) -> None:
+        nonlocal unusable
+        unusable += 1
+        errors.print(Text(printable(words)), soft_wrap=True)
+
     for sweep in options.sweeps:
-        files = record.find(sweep)
+        try:
+            files = record.find(sweep)
+        except OSError as error:  # a name that is too long
+            fail(f"error: {error}")
+            continue
         if not files:
-            errors.print(Text(f"error: no runs in {sweep}"), soft_wrap=True)
-            unusable += 1
+            fail(f"error: no runs in {sweep}")
             continue
         jobs, silence = _ask_slurm(files)
         if silence:
-            errors.print(Text(silence), soft_wrap=True, style="yellow")
-        table = Table("cell", "seed", "status", "", title=str(sweep), title_justify="left")
+            errors.print(Text(printable(silence)), soft_wrap=True, style="yellow")
+        title = Text(printable(str(sweep)), style="table.title")
+        table = Table("cell", "seed", "status", "", title=title, title_justify="left")
         for file in files:
             try:
                 found = record.read(file)
+                status, detail = status_and_detail(RunPaths(file.parent), found, jobs)
             except record.RecordError as error:
-                errors.print(Text(str(error)), soft_wrap=True)
-                unusable += 1
+                fail(str(error))
                 continue
-            status, detail = status_and_detail(RunPaths(file.parent), found, jobs)
+            except (TypeError, ValueError, LookupError, ArithmeticError, OSError) as error:
+                fail(f"{file.parent}: damaged: {error}")  # its lock, or what SLURM was asked about
+                continue
             counts[status] += 1
             cell = found.cell
             table.add_row(
-                Text(f"{cell.get('parallel')} x {cell.get('precision')}"),
-                Text(str(cell.get("seed"))),
+                Text(printable(f"{cell.get('parallel')} x {cell.get('precision')}")),
+                Text(printable(str(cell.get("seed")))),
                 Text(status, style=STYLES.get(status, "red")),
-                Text(detail),
+                Text(printable(detail)),
             )
         console.print(table)
     if counts:

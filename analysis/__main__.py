@@ -1,5 +1,10 @@
 """`python -m analysis outputs/NAME`: what to choose, and the tables of one sweep or several."""
 
+from analysis import ctrl_c
+
+if __name__ == "__main__":
+    ctrl_c.ends_this_process()  # before the imports, which take long
+
 import argparse
 import io
 import shlex
@@ -30,10 +35,11 @@ NOT_WRITTEN = "Nothing written: what --where leaves out would be missing; give -
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 when tables were printed and written, 1 when not, 2 for wrong usage."""
     try:
+        ctrl_c.interrupts()
         return _main(argv)
     except KeyboardInterrupt:  # each file is written as a whole or not at all
         print("interrupted", file=sys.stderr)
-        return 130
+        return ctrl_c.EXIT_CODE
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import key
+from analysis.columns import clean
 
 Row = dict[str, Any]
 
@@ -61,7 +62,7 @@ def where(frame: pd.DataFrame, wanted: Mapping[str, Sequence[str]]) -> pd.DataFr
         there = set(texts)
         if unknown := [value for value in values if value not in there]:
             raise ValueError(
-                f"no run has {name}={unknown[0]}; there are: {', '.join(sorted(there))}"
+                f"no run has {name}={unknown[0]}; there are: {clean(', '.join(sorted(there)))}"
             )
         frame = frame[texts.isin(list(values))]
     return frame.reset_index(drop=True)

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,18 +74,43 @@ def _version() -> str:
 
 
 def read(sweep: Path) -> Stored | None:
-    """The cache of a sweep; None where there is none that can be used."""
+    """The cache of a sweep; None where there is none that can be used.
+
+    What its rows refer to is in the pool. That it is what a record holds, `gather` looks at.
+    """
     try:
-        head, _, body = (sweep / CACHE_NAME).read_bytes().partition(b"\n")
+        head, _, body = _content(sweep / CACHE_NAME).partition(b"\n")
         if head.decode("ascii") != _head(body):
             return None
         values = record.parse(body)
+        pool = values["pool"]
         rows = [(name, tuple(stamp), numbers, own) for name, stamp, numbers, own in values["rows"]]
-        found = Stored(values["pool"], rows)
-        largest = max((max(numbers) for _, _, numbers, _ in found.rows), default=-1)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    return found if largest < len(found.pool) else None
+    if type(pool) is not list or not all(_is_row(*row, len(pool)) for row in rows):
+        return None
+    return Stored(pool, rows)
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a regular file. Raises OSError for what is none: a FIFO has no end."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path}: not a regular file")
+        return file.read()
+
+
+def _is_row(name: Any, stamp: tuple[Any, ...], numbers: Any, own: Any, size: int) -> bool:
+    """Whether this is a row whose numbers are places in a pool of `size` values."""
+    return (
+        type(name) is str
+        and list(map(type, stamp)) == [int] * 4
+        and type(numbers) is list
+        and set(map(type, numbers)) == {int}
+        and min(numbers) >= 0
+        and max(numbers) < size
+        and type(own) is list
+    )
 
 
 def _head(body: bytes) -> str:
@@ -105,9 +131,9 @@ def write(sweep: Path, stored: Stored) -> None:
             for name, stamp, numbers, own in stored.rows
         ],
     }
+    body = _as_json(values)
     with contextlib.suppress(OSError):
-        body = _as_json(values)
-        _replace(sweep / CACHE_NAME, b"%b\n%b" % (_head(body).encode(), body))
+        record.write_atomic(sweep / CACHE_NAME, f"{_head(body)}\n{body.decode()}")
 
 
 def _as_json(values: Any) -> bytes:
@@ -115,18 +141,3 @@ def _as_json(values: Any) -> bytes:
         return orjson.dumps(values)
     except orjson.JSONEncodeError:  # lone surrogates, numbers of many digits
         return json.dumps(values).encode()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """As `record.write_atomic`, but not forced to the disk: the digest tells a torn file."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise

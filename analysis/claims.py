@@ -24,12 +24,9 @@ def check(table: Table) -> tuple[ClaimFound, ...]:
     says, not held where all of it lies outside; the intervals hold for all claims together
     (Bonferroni).
     """
-    pairs = []
-    for claim in article.CLAIMS:
-        cells = [table.cells.get(at) for at in (claim.at, claim.other)]
-        ours, theirs = cells
-        if ours and theirs and ours.runs and theirs.runs and (ours.published or theirs.published):
-            pairs.append((claim, ours, theirs))
+    pairs = [
+        (claim, *cells) for claim in article.CLAIMS if (cells := _cells(claim, table)) is not None
+    ]
     found = [(claim, _effect(claim, ours, theirs)) for claim, ours, theirs in pairs]
     tested = sum(effect is not None and effect.contrast is not None for _, effect in found)
     level = 1 - table.alpha / max(tested, 1)
@@ -37,6 +34,27 @@ def check(table: Table) -> tuple[ClaimFound, ...]:
         ClaimFound(claim.text, *_verdict(claim, effect, level, ours, theirs))
         for (claim, effect), (_, ours, theirs) in zip(found, pairs, strict=True)
     )
+
+
+def _cells(claim: Claim, table: Table) -> tuple[Cell, Cell] | None:
+    """The two cells that a claim is about; None where one was not asked for.
+
+    Of variants (`ddp (devices=1)`) those with the fewest devices, as the article had one; both
+    sides of the same kind of parallelism are of the same variant.
+    """
+    asked = [cell for cell in table.cells.values() if cell.published]
+    found = [
+        (ours, theirs)
+        for ours in asked
+        for theirs in asked
+        if (ours.names, theirs.names) == (claim.at, claim.other)
+        and (claim.at[0] != claim.other[0] or ours.parallel == theirs.parallel)
+    ]
+    return min(found, key=lambda cells: _most_devices(*cells), default=None)
+
+
+def _most_devices(*cells: Cell) -> int:
+    return max(cell.devices or 1 for cell in cells)
 
 
 def _effect(claim: Claim, ours: Cell, theirs: Cell) -> Effect | None:
@@ -47,7 +65,7 @@ def _effect(claim: Claim, ours: Cell, theirs: Cell) -> Effect | None:
 
 def _devices(claim: Claim, ours: Cell, theirs: Cell) -> str:
     """The article had one device: on more, its claims on speed are about something else."""
-    most = max(cell.devices or 1 for cell in (ours, theirs))
+    most = _most_devices(ours, theirs)
     if claim.figure not in verdicts.TIMING or most == 1:
         return ""
     return f"{most} devices or processes here, one in the article"

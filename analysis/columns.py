@@ -17,8 +17,9 @@ from pandas.api.extensions import ExtensionArray
 
 INT, FLOAT, TEXT, FLAG = "Int64", "Float64", "string", "boolean"
 
-# Keeps whole numbers beyond what a float can hold out of float().
-BEYOND = 1e300
+# No figure of a training is as large, in any unit; squares and sums of what is smaller are far
+# from what a float can hold.
+BEYOND = 1e30
 
 # Between the items of a list that became text; never inside an item.
 SEPARATOR = " | "
@@ -229,6 +230,8 @@ def typed(value: Any, kind: str) -> Any:
     whole = is_number(value) and abs(value) < 2**63 and value == int(value)
     if kind == INT and whole:
         return int(value)
+    if kind == FLOAT and is_number(value):
+        raise ValueError(f"{as_text(value)[:60]!r} is beyond {BEYOND:g}")
     wanted = {INT: "a whole number", FLOAT: "a number", FLAG: "true or false"}[kind]
     raise ValueError(f"{as_text(value)[:60]!r} is not {wanted}")
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from amp_sweep import record
 from analysis import article, footnotes, key, labels, verdicts
+from analysis.columns import clean
 from analysis.frame import rows_of, swept_axes
 from analysis.statistics import ALPHA, Figure
 from analysis.verdicts import Effect
@@ -213,7 +214,7 @@ def _table(
         cells[at] = _cell(at, members.get(at, []), numbers)
     missing = [
         f"{p} x {q}, seed {row['seed']}: {row['status'].upper()}"
-        f"{', ' if why else ''}{why} [{row['run_dir']}]"
+        f"{', ' if why else ''}{why} [{clean(row['run_dir'])}]"
         for (p, q), cell in cells.items()
         for row in members.get((p, q), [])
         if row["status"] != record.COMPLETED

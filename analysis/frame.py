@@ -176,9 +176,11 @@ def _frame(found: Gathered) -> tuple[pd.DataFrame, list[str]]:
     parts = _parts(found)
     figures = found.figures()
     building = _Building(found)
-    run_dirs = [run.path.rpartition("/")[0] for run in found.runs]
     for name, kind in HEAD.items():
-        building.add(name, run_dirs if name == "run_dir" else found.head(name), kind, name)
+        if name == "run_dir":
+            building.data[name] = pd.array(_run_dirs(found.runs), dtype="string")
+        else:
+            building.add(name, found.head(name), kind, name)
     fields = {name: parts[name].fields() for name in SECTIONS if name != "metrics"}
     for (section, field), (name, kind) in _columns(fields, figures).items():
         if section == "metrics":
@@ -200,6 +202,12 @@ def _frame(found: Gathered) -> tuple[pd.DataFrame, list[str]]:
         if name == "seed":  # the axes stand beside the other things asked for
             data |= _axes(known)
     return pd.DataFrame(data), building.misfits() + texts.misfits()
+
+
+def _run_dirs(runs: Sequence[Run]) -> list[str]:
+    """The path of each run's directory, as it is; only what no text can hold becomes `?`."""
+    paths = (run.path.rpartition("/")[0] for run in runs)
+    return [path.encode("utf-8", "replace").decode("utf-8") for path in paths]
 
 
 def _parts(found: Gathered) -> dict[str, _Part]:

@@ -7,6 +7,7 @@ their run. Epochs are only counted.
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,6 +153,8 @@ def _read(
     """The runs of one directory, from its cache where that still holds."""
     caching = len(files) >= cache.MIN_RUNS
     stored = cache.read(directory) if caching else None
+    if stored is not None and not _fits(stored):
+        stored = None
     rows = {row[0]: row for row in stored.rows} if stored else {}
     shared = pool.numbers(stored.pool) if stored else []
     now_ns: int | None = None
@@ -161,6 +164,9 @@ def _read(
         try:
             status = os.stat(file)  # noqa: PTH116 - thousands of them
             if (status.st_dev, status.st_ino) in seen:
+                continue
+            if not stat.S_ISREG(status.st_mode):  # a FIFO or a device may have no end
+                problems.append(clean(f"{file}: not a regular file"))
                 continue
             stamp = cache.stamp_of(status)
             row = rows.get(_name(file))
@@ -184,6 +190,41 @@ def _read(
         if new and new >= WORTH_WRITING_FRAC * len(files):
             cache.write(directory, cache.Stored(pool.values, [_row(run) for run in settled]))
     return runs
+
+
+def _fits(stored: cache.Stored) -> bool:
+    """Whether the rows of a cache are what `_compact` makes of records."""
+    by_shape: dict[int, list[tuple[list[int], list[Any]]]] = {}
+    for _, _, numbers, values in stored.rows:
+        by_shape.setdefault(numbers[0], []).append((numbers, values))
+    return all(
+        _fit(stored.pool, stored.pool[shape], *map(list, zip(*rows, strict=True)))
+        for shape, rows in by_shape.items()
+    )
+
+
+def _fit(pool: list[Any], shape: Any, numbers: list[list[int]], values: list[list[Any]]) -> bool:
+    """The same for rows of one shape: [names of the parts, names of the figures]."""
+    if not (
+        type(shape) is list
+        and list(map(type, shape)) == [list, list]
+        and set(map(type, [*shape[0], *shape[1]])) == {str}
+        and shape[0][: len(FIXED_PARTS)] == list(FIXED_PARTS)
+    ):
+        return False
+    if set(map(len, numbers)) != {1 + len(shape[0])}:
+        return False
+    if set(map(len, values)) != {len(HEAD) + len(shape[1])}:
+        return False
+    for name, column in zip(shape[0], list(zip(*numbers, strict=True))[1:], strict=True):
+        wanted = list if name in ("notes", "overrides") else dict
+        if any(type(pool[number]) is not wanted for number in set(column)):
+            return False
+    kinds = (str, str, str, int, int, int)  # as HEAD has them; the times may be anything
+    columns = list(zip(*values, strict=True))
+    if any(set(map(type, one)) != {kind} for one, kind in zip(columns, kinds, strict=False)):
+        return False
+    return set(columns[HEAD.index("status")]) <= set(record.STATUSES)
 
 
 def _name(file: str) -> str:
@@ -241,6 +282,9 @@ def _nothing_in(directory: Path) -> str:
         return f"{directory}: no such directory"
     if not directory.is_dir():
         return f"{directory}: not a directory"
+    own = directory / "record.json"
+    if own.exists():
+        return f"{own}: not a regular file"
     sweeps = sorted(child for child in directory.iterdir() if record.find(child))
     if not sweeps:
         return f"{directory}: no run records"

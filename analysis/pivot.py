@@ -10,6 +10,7 @@ import pandas as pd
 
 from amp_sweep import record
 from analysis import axes, compare, key, labels, texts, verdicts
+from analysis.columns import clean
 from analysis.compare import Cell, Comparison, Table
 from analysis.frame import rows_of
 from analysis.statistics import Figure, Interval
@@ -233,7 +234,7 @@ def _sweeps(runs: Sequence[Row]) -> list[str]:
     """The directory of each run's sweep: its name, or all of its path where names repeat."""
     folders = [Path(run["run_dir"]).parent for run in runs]
     unique = len({folder.name for folder in folders}) == len(set(folders))
-    return [folder.name if unique else str(folder) for folder in folders]
+    return [clean(folder.name if unique else str(folder)) for folder in folders]
 
 
 def _rest(cell: Cell, found: key.Key, shown: tuple[str, str]) -> key.Key:

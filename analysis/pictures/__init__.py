@@ -176,10 +176,13 @@ def draw(comparison: Comparison, frame: pd.DataFrame) -> Pictures:
         for index, (table, drawn) in enumerate(tables[:MOST_TABLES]):
             suffix = f"-{index + 1}" if len(tables) > 1 else ""
             footer = f"{table.settings}; {table.hardware}"
-            for kind in _kinds(table):
-                figure = kind.make(table, drawn, footer)
+            kinds = list(_kinds(table))
+            columns = dict.fromkeys(name for kind in kinds for name in kind.tells)
+            left_out += [words for each in drawn for words in each.not_drawn(columns)]
+            for kind in kinds:
+                figure, why = _made(kind, table, drawn, footer)
                 if figure is None:
-                    left_out.append(f"{table.title}, {kind.title}: {kind.missing}")
+                    left_out.append(f"{table.title}, {kind.title}: {why}")
                 else:
                     title = f"{table.title}: {kind.title}"
                     alt = f"{title}. {_told(drawn, kind.tells)}"
@@ -187,6 +190,16 @@ def draw(comparison: Comparison, frame: pd.DataFrame) -> Pictures:
     if len(tables) > MOST_TABLES:
         left_out.append(f"{len(tables) - MOST_TABLES} further tables are not drawn")
     return Pictures(tuple(found), tuple(left_out))
+
+
+def _made(
+    kind: Kind, table: Table, drawn: Sequence[Drawn], footer: str
+) -> tuple[Figure | None, str]:
+    """One picture, or why there is none: one that fails costs neither the others nor the report."""
+    try:
+        return kind.make(table, drawn, footer), kind.missing
+    except (ArithmeticError, ValueError) as error:  # figures that matplotlib cannot place
+        return None, f"could not be drawn: {error}"
 
 
 def _told(drawn: Sequence[Drawn], columns: Sequence[str]) -> str:

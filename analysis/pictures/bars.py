@@ -61,6 +61,7 @@ def step_times(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | No
         return None
     told = "Shorter is better. From the marker (half of the steps are faster) over the small line "
     told += "(95% are) to the end (99% are)" + ("; means over seeds." if table.seeds > 1 else ".")
+    told = " ".join([told, *disturbed(cells)])
     figure, axes, places = rows(table, cells, "milliseconds per training step", told, footer)
     looks = precision_colours(table)
     marks = dict(zip(table.precisions, style.MARKERS * len(table.precisions), strict=False))
@@ -77,6 +78,7 @@ def step_times(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | No
         axes.plot([p99], [y], "|", color=colour, markersize=5, markeredgewidth=2)
         axes.plot([p50], [y], marks[drawn.cell.precision], color=colour, markersize=6)
         ends.append(p99)
-        labels.append((y, p99, " / ".join(texts.quantity(value) for value in (p50, p95, p99))))
+        figures = " / ".join(texts.quantity(value) for value in (p50, p95, p99))
+        labels.append((y, p99, figures + _marks(drawn)))
     write_at_ends(axes, labels, max(ends))
     return figure

@@ -1,7 +1,7 @@
 """What the pictures show of a table: its cells with their runs, intervals and curves."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import pandas as pd
 from amp_sweep import record
 from amp_sweep.record import RecordError
 from analysis import texts
-from analysis.columns import items
+from analysis.columns import BEYOND, clean, is_number, items
 from analysis.compare import Cell, Comparison
 from analysis.frame import rows_of
 from analysis.statistics import Figure
@@ -25,6 +25,18 @@ MARKS = {
     "stitched": "interrupted and resumed, so its time and speed decide nothing",
     "mixed hardware": "on unlike machines or devices, so its time and speed decide nothing",
 }
+
+
+# A difference of two measurements may be below zero.
+SIGNED = frozenset({"memory_unattributed_mib", "memory_workspace_mib", "share_gaps"})
+AT_MOST = {"test_accuracy": 1.0}
+EPOCH_METRICS = ("train_loss", "test_accuracy", "train_time_s")
+
+
+def plausible(metric: str, value: float) -> bool:
+    """Whether a figure can be what it is called: finite, mostly not below zero, not absurd."""
+    low = -BEYOND if metric in SIGNED else 0.0
+    return low <= value <= AT_MOST.get(metric, BEYOND)
 
 
 @dataclass(frozen=True)
@@ -63,28 +75,43 @@ class Drawn:
         return ", ".join(f"{name.upper()} {n}" for name, n in counts.items() if n)
 
     def figure(self, metric: str) -> Figure:
-        """One metric (a column of the tidy table) of each completed run that has it."""
+        """One metric (a column of the tidy table) of each completed run, where it is plausible."""
         done = [row for row in self.rows if row["status"] == record.COMPLETED]
-        return Figure(tuple((r["seed"], r[metric]) for r in done if r.get(metric) is not None))
+        known = [(row["seed"], row[metric]) for row in done if row.get(metric) is not None]
+        return Figure(tuple((seed, value) for seed, value in known if plausible(metric, value)))
 
     def mean(self, metric: str) -> float | None:
         """Its mean over those runs; None where there is none."""
         return self.figure(metric).mean
 
     @cached_property
-    def _histories(self) -> list[list[dict[str, Any]]]:
-        """The epochs of its completed runs, or of all where none is completed."""
+    def _histories(self) -> list[tuple[Row, list[dict[str, Any]]]]:
+        """Its completed runs, or all where none is completed, with their epochs."""
         done = [row for row in self.rows if row["status"] == record.COMPLETED]
-        return [_history(row) for row in done or self.rows]
+        return [(row, _history(row)) for row in done or self.rows]
 
     def epochs(self, metric: str) -> Iterator[Epoch]:
         """The epochs of those runs that have a metric."""
-        for rows in self._histories:
+        for _, rows in self._histories:
             seconds = 0.0
             for number, each in enumerate(rows, 1):
-                seconds += _number(each.get("train_time_s"))
-                if math.isfinite(value := _number(each.get(metric))):
+                seconds += _number(each, "train_time_s")
+                if math.isfinite(value := _number(each, metric)):
                     yield Epoch(number, seconds, value)
+
+    def not_drawn(self, metrics: Iterable[str]) -> Iterator[str]:
+        """Figures that no training can have, of its runs and of their epochs, in words."""
+        for row in self.rows:
+            for metric in metrics:
+                value = row.get(metric)
+                if value is not None and not plausible(metric, value):
+                    yield f"{self.name}, seed {row['seed']}: {metric} is {value:g}"
+        for row, rows in self._histories:
+            for number, each in enumerate(rows, 1):
+                for metric in EPOCH_METRICS:
+                    if each.get(metric) is not None and math.isnan(_number(each, metric)):
+                        what = f"{metric} of epoch {number} is {clean(str(each[metric]))[:40]}"
+                        yield f"{self.name}, seed {row['seed']}: {what}"
 
 
 def disturbed(cells: Sequence[Drawn]) -> list[str]:
@@ -113,7 +140,7 @@ def per_device(row: Row, metric: str) -> list[float]:
             found.append(float(text))
         except ValueError:  # null
             return []
-    return found
+    return found if all(plausible(metric, value) for value in found) else []
 
 
 def _history(row: Row) -> list[dict[str, Any]]:
@@ -126,6 +153,7 @@ def _history(row: Row) -> list[dict[str, Any]]:
         return []
 
 
-def _number(value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else math.nan
+def _number(epoch: dict[str, Any], metric: str) -> float:
+    """A figure of an epoch; NaN where it has none that is plausible."""
+    value: Any = epoch.get(metric)
+    return float(value) if is_number(value) and plausible(metric, value) else math.nan

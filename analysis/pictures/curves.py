@@ -1,9 +1,10 @@
 """Curves over epochs and over time: a panel per parallelism, a line per precision."""
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from analysis.compare import Table
 from analysis.pictures import style
-from analysis.pictures.cells import Drawn, Epoch
+from analysis.pictures.cells import Drawn, Epoch, disturbed
 from analysis.pictures.rows import WIDE
 
 ACROSS = 3  # panels side by side
@@ -58,6 +59,12 @@ def curve(drawn: Drawn, metric: str) -> Curve:
     return Curve(drawn, tuple(points))
 
 
+def _timed(found: Curve) -> Curve:
+    """The points of a curve up to the first whose time is not known."""
+    known = itertools.takewhile(lambda point: math.isfinite(point.seconds), found.points)
+    return replace(found, points=tuple(known))
+
+
 def training(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | None:
     """Training loss and test accuracy by epoch; None where no run has finished an epoch."""
     metrics = {"train_loss": "training loss", "test_accuracy": "test accuracy"}
@@ -65,7 +72,7 @@ def training(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | None
     found = {name: curves for name, curves in found.items() if any(c.points for c in curves)}
     if not found:
         return None
-    told = _explained(table)
+    told = " ".join([_explained(table), *disturbed(cells)])
     panels = Panels(table, f"{table.title}: training curves", told, footer, rows=len(found))
     for row, (name, curves) in enumerate(found.items()):
         for axes in panels.row(row):
@@ -77,14 +84,15 @@ def training(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | None
 
 def time_to_accuracy(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | None:
     """Test accuracy over training time; None where no run has both."""
-    curves = [curve(drawn, "test_accuracy") for drawn in cells]
+    curves = [_timed(curve(drawn, "test_accuracy")) for drawn in cells]
     ends = [c.points[-1].seconds for c in curves if c.points]
-    if not ends or not all(map(math.isfinite, ends)):
+    if not ends:
         return None
     reached = [max(c.at("mean")) for c in curves if c.points and not c.drawn.state]
     told = f"Further left is better. {_explained(table)} Thin: the cells of the other panels."
     if len(reached) > 1:
         told += f" Dotted: {min(reached):.4f}, which every cell reaches; ring: where it does."
+    told = " ".join([told, *disturbed(cells)])
     panels = Panels(table, f"{table.title}: time to accuracy", told, footer, rows=1)
     unit, seconds = style.time_unit(max(ends))
     for axes in panels.row(0):
@@ -161,9 +169,11 @@ class Panels:
         return axes
 
     def _state(self, parallel: str) -> str:
-        """What is not completed in a panel, in words."""
+        """What is not completed in a panel, and what is disturbed, in words."""
         cells = [Drawn(self._table.cells[parallel, q], ()) for q in self._table.precisions]
-        told = [f"{d.cell.precision}: {d.state or d.lost}" for d in cells if d.state or d.lost]
+        marks = {d.cell.precision: [d.state or d.lost, *d.cell.flaw_names] for d in cells}
+        words = {name: ", ".join(filter(None, found)) for name, found in marks.items()}
+        told = [f"{name}: {text}" for name, text in words.items() if text]
         return style.wrapped("; ".join(told), self.wide, style.SMALL) if told else ""
 
     def _head_height(self, parallel: str) -> float:

@@ -8,7 +8,7 @@ from matplotlib.patches import Patch
 from analysis import texts
 from analysis.compare import Table
 from analysis.pictures import style
-from analysis.pictures.cells import Drawn, per_device
+from analysis.pictures.cells import Drawn, disturbed, per_device
 from analysis.pictures.rows import BAR, ROW, WIDE, rows, write_at_ends
 
 # The parts of a device's memory, from what training always needs to what nobody asked for.
@@ -65,7 +65,10 @@ def time(table: Table, cells: Sequence[Drawn], footer: str) -> Figure | None:
     # A share alone, of the input say, is no picture of the whole.
     stacks = [stack if "share_compute" in stack else {} for stack in stacks]
     told = "Shares of the training time; means over seeds. At the bar: what bounds the cell."
-    words = [drawn.cell.diagnosis for drawn in cells]
+    told = " ".join([told, *disturbed(cells)])
+    words = [
+        "   ".join(filter(None, [drawn.cell.diagnosis, *drawn.cell.flaw_names])) for drawn in cells
+    ]
     figure = _stacked(table, cells, TIME, stacks, words, ("where the time goes", told, footer))
     if figure is not None:
         axis = figure.axes[0].xaxis

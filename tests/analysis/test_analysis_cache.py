@@ -200,6 +200,83 @@ def test_a_cache_that_only_looks_whole_is_not_used(tmp_path: Path, rows: Any) ->
     assert cache.read(tmp_path) is None or cache.read(tmp_path) == cache.Stored([], [])
 
 
+def replaced(place: list[Any], value: Any) -> Callable[[Any], None]:
+    """Puts `value` at one place of a cache's content."""
+
+    def change(values: Any) -> None:
+        for name in place[:-1]:
+            values = values[name]
+        values[place[-1]] = value
+
+    return change
+
+
+def cut(place: list[Any]) -> Callable[[Any], None]:
+    """Takes the last item off a list in a cache's content."""
+
+    def change(values: Any) -> None:
+        for name in place:
+            values = values[name]
+        values.pop()
+
+    return change
+
+
+SHAPE, CELL, NOTES = 0, 1, 5  # places in the pool, and in the numbers of the first row
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        cut(["rows", 0, 3]),
+        cut(["rows", 0, 2]),
+        replaced(["rows", 0, 2], []),
+        replaced(["rows", 0, 3], []),
+        replaced(["rows", 0, 2, 1], -1),
+        replaced(["rows", 0, 2, 1], 1.0),
+        replaced(["rows", 0, 2, 1], True),
+        replaced(["rows", 0, 0], 5),
+        replaced(["rows", 0, 1], [1, 2]),
+        replaced(["rows", 0, 1, 0], "x"),
+        replaced(["rows", 0, 3, 0], None),
+        replaced(["rows", 0, 3, 1], "unheard of"),
+        replaced(["rows", 0, 3, 4], "x"),
+        replaced(["pool", SHAPE], 3),
+        replaced(["pool", SHAPE], [["cell"], []]),
+        replaced(["pool", SHAPE, 0, 0], "other"),
+        replaced(["pool", SHAPE, 1, 0], 7),
+        cut(["pool", SHAPE, 1]),
+        cut(["pool", SHAPE]),
+        replaced(["pool", CELL], []),
+        replaced(["pool", NOTES], "x"),
+        replaced(["pool"], {}),
+        replaced(["rows"], 3),
+    ],
+)
+def test_a_cache_that_is_whole_and_does_not_fit_is_made_again(
+    make_matrix: Make, change: Callable[[Any], None]
+) -> None:
+    sweep = make_matrix()
+    expected, _ = load(sweep)
+    content = cache_of(sweep).read_bytes()
+    values = json.loads(content.partition(b"\n")[2])
+    assert [values["rows"][0][2][place] for place in (SHAPE, CELL, NOTES)] == [SHAPE, CELL, NOTES]
+    change(values)
+    body = json.dumps(values).encode()
+    cache_of(sweep).write_bytes(cache._head(body).encode() + b"\n" + body)
+    found, problems = load(sweep)
+    pd.testing.assert_frame_equal(found, expected)
+    assert problems == []
+    assert cache_of(sweep).read_bytes() == content
+
+
+def test_a_fifo_in_the_place_of_the_cache_is_replaced(make_matrix: Make) -> None:
+    sweep = make_matrix()
+    os.mkfifo(cache_of(sweep))
+    assert len(load(sweep)[0]) == 9
+    assert cache_of(sweep).is_file()
+
+
 def test_the_cache_of_another_version_of_the_code_is_not_used(
     make_matrix: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from analysis.axes import where
 from analysis.columns import SECTIONS
 from analysis.compare import compare
 from analysis.frame import load, swept_axes
+from tests.analysis.synthetic import write_run
 
 Make = Callable[..., Path]
 
@@ -281,3 +284,61 @@ def test_importing_it_brings_in_neither_torch_nor_hydra() -> None:
     )
     assert done.stdout.split("] ")[0] == "["
     assert done.stdout.strip().endswith("['amp_sweep.paths', 'amp_sweep.record']")
+
+
+def in_place_of_a_record(run_dir: Path, what: str) -> Path:
+    """Puts something that is no regular file where a run's record was."""
+    path = run_dir / "record.json"
+    path.unlink()
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "socket":
+        with contextlib.chdir(run_dir), socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)  # a whole path may be too long
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/null")
+    return path
+
+
+@pytest.mark.parametrize("what", ["fifo", "socket", "folder", "device"])
+def test_what_is_no_regular_file_is_named_and_passed_over(make_matrix: Make, what: str) -> None:
+    sweep = make_matrix()
+    path = in_place_of_a_record(record.find(sweep)[3].parent, what)
+    frame, problems = load(sweep)
+    assert len(frame) == 8
+    assert problems == [f"{path}: not a regular file"]
+    frame, problems = load(path.parent)  # the run's own directory
+    assert frame.empty
+    assert problems == [f"{path}: not a regular file"]
+
+
+def test_the_directory_of_a_run_is_its_path_as_it_is(tmp_path: Path) -> None:
+    for number, name in enumerate((" two  spaces ", "a\nline", "\x1b[31m")):
+        write_run(tmp_path, seed=number, sweep=name)
+    folders = sorted(path for path in tmp_path.iterdir() if path.is_dir())
+    frame, problems = load(*folders)
+    assert problems == []
+    paths = frame["run_dir"].tolist()
+    assert [Path(path).parent for path in paths] == folders
+    assert all((Path(path) / "record.json").is_file() for path in paths)
+
+
+def test_a_directory_whose_name_is_no_text_is_read_all_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / b"\xff".decode("utf-8", "surrogateescape")
+    folder.mkdir()
+    write_run(folder)
+    frame, problems = load(folder / "matrix")
+    assert problems == []
+    assert "/?/matrix/" in frame["run_dir"].item()
+
+
+def test_control_characters_of_a_directory_reach_no_message(tmp_path: Path) -> None:
+    write_run(tmp_path, sweep="\x1b[31m  x")
+    write_run(tmp_path, "dp", sweep="\x1b[31m  x", status="failed", error={"message": "no"})
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    frame, _ = load(folder)
+    comparison = compare(frame)
+    (missing,) = comparison.tables[0].missing
+    assert " [31m x/" in missing and "\x1b" not in missing

@@ -377,6 +377,75 @@ def test_disturbed_cells_are_marked_and_the_mark_is_explained(tmp_path: Path) ->
         assert "ontended" not in " ".join(text for text, _ in texts_of(made[kind])[0])
 
 
+def test_curves_step_times_and_shares_of_disturbed_cells_are_marked_too(tmp_path: Path) -> None:
+    rows = [
+        {"epoch": n, "train_loss": 2 / n, "test_accuracy": n / 10, "train_time_s": 1.0}
+        for n in range(1, 5)
+    ]
+    steps = dict.fromkeys(bars.STEPS, 5.0)
+    shares = dict.fromkeys(stacks.TIME, 0.2)
+    for parallel, metrics, segments in (
+        ("none", {"contended": True}, 1),
+        ("dp", {}, 2),
+        ("ddp", {}, 1),
+    ):
+        run = write_run(tmp_path, parallel, metrics=steps | shares | metrics, segments=segments)
+        sweeps_to_draw.add_epochs(run, rows)
+    comparison, frame = loaded(tmp_path / "matrix")
+    made = {each.name: each.figure for each in pictures.draw(comparison, frame).pictures}
+    for kind in ("training", "time-to-accuracy", "step-times", "time"):
+        texts = [text for text, _ in texts_of(made[kind])[0]]
+        for mark in ("contended", "stitched"):
+            assert sum(text.endswith(mark) for text in texts) == 1, (kind, mark, texts)
+        explained = " ".join(" ".join(texts).split())
+        assert "Contended: other processes used the device" in explained
+        assert "Stitched: interrupted and resumed" in explained
+        assert collisions(made[kind]) == []
+
+
+@pytest.mark.parametrize("value", [1e308, 1e299, 1e31, 1e29, -1.0])
+def test_a_figure_that_no_training_can_have_costs_itself_alone(
+    tmp_path: Path, value: float
+) -> None:
+    sweep = sweeps_to_draw.matrix(tmp_path)
+    run = next(sweep.glob("none-autocast-s1-*"))
+    found = record.read(run / "record.json")
+    for name, before in found.metrics.items():
+        if isinstance(before, list):
+            found.metrics[name] = [value] * len(before)
+        elif isinstance(before, float):
+            found.metrics[name] = value
+    for name in ("train_loss", "test_accuracy", "train_time_s"):
+        found.epochs[3][name] = value
+    record.write(run / "record.json", found)
+    frame, problems = load(sweep)
+    drawn = pictures.draw(compare(frame), frame)
+    assert [picture.name for picture in drawn.pictures] == KINDS
+    for picture in drawn.pictures:
+        ET.parse(io.StringIO(picture.svg))
+    told = [*problems, *drawn.left_out]
+    if value != 1e29:  # absurd, and yet a number that can be drawn
+        assert any("images_per_s" in text for text in told)
+        assert any("train_time_s of epoch 4 is" in text for text in told)
+        (speeds,) = (each for each in drawn.pictures if each.name == "throughput")
+        assert max(heights(speeds.figure).values()) < 1e6
+    assert any("test_accuracy of epoch 4 is" in text for text in told)
+
+
+def test_a_picture_that_fails_is_left_out_with_the_reason(
+    nine: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OverflowError("too large")
+
+    monkeypatch.setattr(bars, "throughput", fails)
+    drawn = pictures.draw(*nine)
+    assert [picture.name for picture in drawn.pictures] == KINDS[1:]
+    assert drawn.left_out == (
+        "alexnet on cifar10, images per second: could not be drawn: too large",
+    )
+
+
 def to_grey(colour: str) -> float:
     """Lightness of a colour in print: CIE L*, 0 to 100."""
     y = style.luminance(colour)

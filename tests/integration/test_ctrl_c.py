@@ -6,13 +6,16 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+import tomllib
 
 import psutil
 import pytest
 
-from amp_sweep import record
-from tests.conftest import CommandLine, wait_for
+from amp_sweep import config, record
+from amp_sweep.paths import RunPaths
+from amp_sweep.record import Record
+from tests.conftest import REPOSITORY, CommandLine, wait_for
+from tests.unit.conftest import make_config
 
 FAULTY = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=3")
 
@@ -75,9 +78,9 @@ def test_a_ctrl_c_while_the_closing_table_is_made_ends_quietly(command: CommandL
     wait_for(lambda: not members(process.pid), 5)
 
 
-def start(command: CommandLine, module: str, argument: Path) -> "subprocess.Popen[str]":
+def start(command: CommandLine, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", f"amp_sweep.{module}", str(argument)],
+        [sys.executable, *arguments, str(command.folder)],
         cwd=command.folder,
         env=command.environment,
         stdout=subprocess.PIPE,
@@ -93,28 +96,61 @@ def assert_ends_quietly(process: "subprocess.Popen[str]") -> None:
     assert (process.returncode, out) == (130, "interrupted\n")
 
 
-@pytest.mark.parametrize(
-    ("module", "imported"),
-    [("train", "hydra"), ("evaluate", "torch"), ("status", "rich")],
-)
+def scripts() -> dict[str, str]:
+    """The console scripts: name -> `module:function`."""
+    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    found: dict[str, str] = tomllib.loads(text)["project"]["scripts"]
+    return found
+
+
+# The first package of another's that a command imports, and that takes long.
+HEAVY = {
+    "train": "hydra",
+    "evaluate": "torch",
+    "status": "rich",
+    "explain": "rich",
+    "report": "pandas",
+}
+SLEEPS = "import pathlib, time\npathlib.Path('reached').touch()\ntime.sleep(60)\n"
+
+
+def test_every_console_script_is_known_here() -> None:
+    assert set(scripts()) == {f"amp-sweep-{name}" for name in HEAVY}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+@pytest.mark.parametrize("how", ["python -m", "console script"])
 def test_ctrl_c_in_the_imports_of_a_command_ends_quietly(
-    command: CommandLine, module: str, imported: str
+    command: CommandLine, name: str, how: str
 ) -> None:
-    text = "import pathlib, time\npathlib.Path('reached').touch()\ntime.sleep(60)\n"
-    (command.folder / f"{imported}.py").write_text(text)  # found first
-    process = start(command, module, command.folder)
+    (command.folder / f"{HEAVY[name]}.py").write_text(SLEEPS)  # found first
+    if how == "python -m":
+        process = start(command, "-m", "analysis" if name == "report" else f"amp_sweep.{name}")
+    else:
+        module, _, function = scripts()[f"amp-sweep-{name}"].partition(":")
+        text = f"import sys; from {module} import {function}; sys.exit({function}())"
+        process = start(command, "-c", text)  # as pip writes it
     wait_for(lambda: (command.folder / "reached").exists())
     assert_ends_quietly(process)
 
 
 @pytest.mark.parametrize("module", ["evaluate", "status"])
 def test_ctrl_c_in_the_work_of_a_command_ends_quietly(command: CommandLine, module: str) -> None:
-    run = command.folder / "outputs" / "matrix" / "cell"
-    run.mkdir(parents=True)
-    os.mkfifo(run / "record.json")
-    process = start(command, module, run.parent if module == "status" else run)
-    with (run / "record.json").open("w"):  # which waits for a reader
-        assert_ends_quietly(process)
+    (command.folder / "slow.py").write_text(SLEEPS)
+    paths = RunPaths(command.folder)
+    settings = config.to_dict(make_config(data__name="slow:Data"))
+    record.write(paths.record, Record("m", "0", record.PENDING, {}, [], settings))
+    paths.checkpoints.mkdir()
+    paths.final_weights.touch()
+    paths.job.write_text('{"job_id": "12"}')
+    asked = command.folder / "bin" / "squeue"
+    asked.parent.mkdir()
+    asked.write_text("#!/bin/sh\ntouch reached\nexec sleep 60\n")
+    asked.chmod(0o755)
+    search = f"{asked.parent}:{os.environ['PATH']}"
+    process = start(command.with_environment(PATH=search), "-m", f"amp_sweep.{module}")
+    wait_for(lambda: (command.folder / "reached").exists())
+    assert_ends_quietly(process)
 
 
 def test_evaluate_says_what_to_do_about_an_interrupted_run(command: CommandLine) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from amp_sweep import explain, record
-from amp_sweep.explain import outcome
+from amp_sweep.explain import command, outcome
 from amp_sweep.record import Record
 
 
@@ -92,7 +92,7 @@ def full() -> Record:
 def told(run: Record, width: int = 200) -> str:
     console = Console(width=width, highlight=False)
     with console.capture() as capture:
-        for part in explain.story(run, Path("outputs/story/run")):
+        for part in command.story(run, Path("outputs/story/run")):
             console.print(part)
     return capture.get()
 

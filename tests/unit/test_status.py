@@ -1,6 +1,7 @@
 """What `status` says of a cell: from its record, its lock, and what SLURM says about its job."""
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,42 @@ def test_where_slurm_was_not_asked_the_lock_decides(paths: RunPaths) -> None:
         record.INTERRUPTED,
         "its process is gone; the same command resumes it",
     )
+
+
+@pytest.mark.parametrize(
+    ("done", "epochs", "words"),
+    [
+        (2, 10, " at epoch 3 of 10"),
+        (0, 10, " at epoch 1 of 10"),
+        (10, 10, " at epoch 10 of 10"),  # stopped in what follows the last one
+        (2, None, ""),
+        (2, "x", ""),
+        (2, True, ""),
+    ],
+)
+def test_a_stopped_run_shows_the_epoch_that_it_was_in(
+    paths: RunPaths, done: int, epochs: object, words: str
+) -> None:
+    rows = [{"epoch": number + 1} for number in range(done)]
+    config = {} if epochs is None else {"epochs": epochs}
+    again = "the same command resumes it"
+    stopped = found(record.INTERRUPTED, config=config, epochs=rows)
+    assert status.status_and_detail(paths, stopped) == (
+        record.INTERRUPTED,
+        f"interrupted{words}; {again}",
+    )
+    killed = found(record.RUNNING, config=config, epochs=rows)
+    assert status.status_and_detail(paths, killed) == (
+        record.INTERRUPTED,
+        f"its process is gone{words}; {again}",
+    )
+
+
+def test_a_fifo_in_the_place_of_a_small_file_keeps_nobody_waiting(tmp_path: Path) -> None:
+    here = RunPaths(tmp_path)
+    os.mkfifo(here.job)
+    os.mkfifo(here.progress)
+    assert status.status_and_detail(here, found(record.PENDING)) == (record.PENDING, "")
 
 
 def test_a_cell_whose_job_slurm_forgot_says_so(paths: RunPaths) -> None:
