@@ -114,6 +114,7 @@ FASTER_INPUT = {
     "pil": "data.pipeline=resident",
     "workers": "data.pipeline=resident or more data.workers",
     "host": "data.placement=device",
+    "decoder": "data.pipeline=resident, more data.workers or data.decode=host",
 }
 
 

@@ -113,6 +113,7 @@ def settings(found: key.Key) -> str:
         (found.get("optimizer.lr"), "lr {}"),
         (found.get("scheduler.name"), "{}"),
         (found.get("data.pipeline"), "{} input"),
+        ("device" if found.get("data.decode") == "device" else None, "JPEG decoded by the {}"),
     ]
     return ", ".join(words.format(value) for value, words in told if value is not None)
 

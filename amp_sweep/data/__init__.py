@@ -13,6 +13,7 @@ from amp_sweep.data.prepared import (
     PartName,
     Prepared,
     Progress,
+    Unsupported,
     open_prepared,
     training_steps,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Progress",
     "Raw",
     "Split",
+    "Unsupported",
     "cache_dir",
     "epoch_order",
     "eval_batches",

@@ -6,7 +6,9 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from amp_sweep.data.children import FOR_THE_PARENT, end_with_parent, signals_held
 from amp_sweep.data.decode import open_rgb, resize
 from amp_sweep.data.files import decode_into
+from amp_sweep.data.jpeg import plain_size
 from amp_sweep.data.prepared import (
     DataError,
     PartName,
@@ -91,7 +94,22 @@ class FileImages:
         try:
             decode_into(out, paths, self._resize_to)
         except SizesVary as error:
-            raise DataError(f"images in {self._root} have changed; start again") from error
+            raise self._changed() from error
+
+    def jpeg(self, index: int) -> bytes | None:
+        """The file, if it is plain JPEG (see `plain_size`). Raises DataError."""
+        path = self._path(index)
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from error
+        size = plain_size(data)
+        if size is not None and self._resize_to is None and size != self.shape[:2]:
+            raise self._changed()
+        return None if size is None else data
+
+    def _changed(self) -> DataError:
+        return DataError(f"images in {self._root} have changed; start again")
 
     def image(self, index: int) -> Image.Image:
         """See `Images`."""
@@ -112,23 +130,63 @@ def fetch(images: Images, indices: NDArray[np.int64], pinned: bool) -> torch.Ten
 
 # Datasets whose item is a whole batch. A DataError travels as a value: what a loader process
 # raises would arrive as a page of tracebacks.
-Batch = torch.Tensor | DataError
+Batch = TypeVar("Batch")
 
 
-class RawBatches(Dataset[Batch]):
+class RawBatches(Dataset[torch.Tensor | DataError]):
     """Batches as uint8 [n, height, width, channels], for the device to resize."""
 
     def __init__(self, images: Images) -> None:
         self._images = images
 
-    def __getitem__(self, indices: NDArray[np.int64]) -> Batch:
+    def __getitem__(self, indices: NDArray[np.int64]) -> torch.Tensor | DataError:
         try:
             return fetch(self._images, indices, pinned=False)
         except DataError as error:
             return error
 
 
-class ArticleBatches(Dataset[Batch]):
+@dataclass(frozen=True)
+class Encoded:
+    """A batch of files for a decoder on the device, and what the host had to decode itself.
+
+    jpegs: uint8 [bytes], plain JPEG files one after the other; lengths: of each in bytes;
+    places: of each in the batch.
+    pixels: uint8 [n, height, width, channels] of the other images; others: their places.
+    """
+
+    jpegs: torch.Tensor
+    lengths: list[int]
+    places: list[int]
+    pixels: torch.Tensor
+    others: list[int]
+
+
+class EncodedBatches(Dataset[Encoded | DataError]):
+    """Batches of files that are only read."""
+
+    def __init__(self, images: FileImages) -> None:
+        self._images = images
+
+    def __getitem__(self, indices: NDArray[np.int64]) -> Encoded | DataError:
+        try:
+            files = [self._images.jpeg(int(index)) for index in indices]
+            others = [place for place, file in enumerate(files) if file is None]
+            pixels = fetch(self._images, indices[others], pinned=False)
+        except DataError as error:
+            return error
+        jpegs = [file for file in files if file is not None]
+        return Encoded(
+            # An empty buffer is an error there.
+            jpegs=torch.frombuffer(bytearray(b"".join(jpegs)) or bytearray(1), dtype=torch.uint8),
+            lengths=[len(file) for file in jpegs],
+            places=[place for place, file in enumerate(files) if file is not None],
+            pixels=pixels,
+            others=others,
+        )
+
+
+class ArticleBatches(Dataset[torch.Tensor | DataError]):
     """Batches made as the article makes them: PIL per image, float32 [n, 3, size, size].
 
     `mean` and `std` are per channel (3, or 1 for grey images), None without normalisation.
@@ -154,7 +212,7 @@ class ArticleBatches(Dataset[Batch]):
             image.sub_(mean).div_(torch.tensor(self._std).view(-1, 1, 1))
         return image
 
-    def __getitem__(self, indices: NDArray[np.int64]) -> Batch:
+    def __getitem__(self, indices: NDArray[np.int64]) -> torch.Tensor | DataError:
         try:
             return torch.stack([self._one(index) for index in indices.tolist()])
         except DataError as error:
@@ -174,15 +232,15 @@ class _Plan:
         return len(self.batches)
 
 
-class HostBatches:
+class HostBatches(Generic[Batch]):
     """Batches of a dataset, made by `workers` loader processes or (0) when they are asked for.
 
     The processes live on from epoch to epoch, until `close`.
     """
 
-    def __init__(self, dataset: Dataset[Batch], workers: int, pinned: bool) -> None:
+    def __init__(self, dataset: Dataset[Batch | DataError], workers: int, pinned: bool) -> None:
         self._plan = _Plan()
-        self._loader: DataLoader[Batch] | None = DataLoader(
+        self._loader: DataLoader[Batch | DataError] | None = DataLoader(
             dataset,
             batch_size=None,
             sampler=self._plan,
@@ -196,7 +254,7 @@ class HostBatches:
             # Else each process imports torch for itself, at two seconds of a core.
             multiprocessing.set_forkserver_preload(_PRELOADED)
 
-    def run(self, batches: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    def run(self, batches: Iterable[torch.Tensor]) -> Iterator[Batch]:
         """The batches with these indices, in order; one run at a time. Raises DataError."""
         if self._loader is None:
             raise ValueError("these batches are closed")

@@ -1,7 +1,6 @@
 """Batches on their way to the network: fetched, copied, resized and normalised on the device."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -9,8 +8,10 @@ import psutil
 import torch
 import torch.nn.functional as F
 
+from amp_sweep.data.ahead import ahead
 from amp_sweep.data.loader import (
     ArticleBatches,
+    FileImages,
     HostBatches,
     Images,
     RawBatches,
@@ -21,8 +22,9 @@ from amp_sweep.data.prepared import DataError, PartName, Prepared, labels_path, 
 
 if TYPE_CHECKING:
     from amp_sweep.config import DataConfig
+    from amp_sweep.data.on_device import DecodedBatches
 
-Placement = Literal["device", "host", "workers", "pil"]
+Placement = Literal["device", "host", "workers", "decoder", "pil"]
 
 # Resident by default while the data leave most of the memory to the network.
 _MEMORY_SHARE = 0.25
@@ -98,13 +100,16 @@ class Split:
         self._scale, self._bias = _affine(prepared, config.normalize, device)
         self._resident: torch.Tensor | None = None
         self._host: Images | None = None
-        self._batches: HostBatches | None = None
+        self._batches: HostBatches[torch.Tensor] | DecodedBatches | None = None
         images = open_images(prepared, part)
         pinned = device.type == "cuda"
         if on_device:
             self._resident = self._upload(images)
         elif config.pipeline == "resident":
             self._host = images
+        elif config.pipeline == "loader" and config.decode == "device":
+            self.placement = "decoder"
+            self._batches = _decoded(images, config.workers, device)
         elif config.pipeline == "loader":
             self.placement = "workers"
             self._batches = HostBatches(RawBatches(images), config.workers, pinned)
@@ -203,7 +208,8 @@ class Split:
         if self._batches is not None:
             yield from self._batches.run(rows)
         elif self._host is not None:
-            yield from _ahead(self._host, rows, pinned=self._device.type == "cuda")
+            images, pinned = self._host, self._device.type == "cuda"
+            yield from ahead(lambda row: fetch(images, row.numpy(), pinned), rows, depth=1)
 
     def _normalised(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 to float32, at the smaller cost before the resize: its weights sum to 1."""
@@ -230,17 +236,14 @@ class Split:
         return images.contiguous()
 
 
-def _ahead(images: Images, rows: list[torch.Tensor], pinned: bool) -> Iterator[torch.Tensor]:
-    """Batches gathered by a thread, one ahead of the one in use."""
-    with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as thread:
-        ready: Future[torch.Tensor] | None = None
-        for row in rows:
-            coming = thread.submit(fetch, images, row.numpy(), pinned)
-            if ready is not None:
-                yield ready.result()
-            ready = coming
-        if ready is not None:
-            yield ready.result()
+def _decoded(images: Images, workers: int, device: torch.device) -> "DecodedBatches":
+    """Batches that the device decodes. Raises DataError."""
+    # Not before: it brings torchvision.
+    from amp_sweep.data.on_device import DecodedBatches
+
+    if not isinstance(images, FileImages):
+        raise DataError("data.decode=device: these images do not come from files")
+    return DecodedBatches(images, workers, device)
 
 
 def _fits(prepared: Prepared, device: torch.device) -> bool:

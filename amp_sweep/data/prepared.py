@@ -25,6 +25,10 @@ class DataError(Exception):
     """The data cannot be used; the message tells a person which key or file, and what to do."""
 
 
+class Unsupported(DataError):
+    """This machine cannot do what was asked for."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A data set that is ready: decoded, checked and measured.

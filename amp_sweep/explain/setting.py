@@ -27,7 +27,7 @@ def asked(run: Record) -> list[tuple[str, Any]]:
     return [
         ("command", " ".join(run.overrides) or "no overrides"),
         ("model", model),
-        ("data", f"{of('data.name')}, {of('data.image_size')} px, input: {of('data.pipeline')}"),
+        ("data", f"{of('data.name')}, {of('data.image_size')} px, input: {_input(flat)}"),
         ("batch", f"{of('data.batch_size')} ({of('data.batch_mode')})"),
         ("epochs", of("epochs")),
         ("parallel", f"{of('parallel.name')}, devices {of('parallel.devices')}"),
@@ -36,6 +36,11 @@ def asked(run: Record) -> list[tuple[str, Any]]:
         ("scheduler", of("scheduler.name")),
         ("memory", _asked_memory(flat) or None),
     ]
+
+
+def _input(flat: dict[str, Any]) -> str:
+    decoded = ", JPEG decoded by the device" if flat.get("data.decode") == "device" else ""
+    return f"{flat.get('data.pipeline')}{decoded}"
 
 
 def _asked_memory(flat: dict[str, Any]) -> str:

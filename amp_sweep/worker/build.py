@@ -155,10 +155,13 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
 
     channels_last = memory.use_channels_last(settings.memory.format, plan.device_type)
     prepared = data.open_prepared(Path(job.prepared))
-    train, test = (
-        data.open_split(prepared, part, settings.data, devices[0], channels_last)
-        for part in ("train", "test")
-    )
+    try:
+        train, test = (
+            data.open_split(prepared, part, settings.data, devices[0], channels_last)
+            for part in ("train", "test")
+        )
+    except data.Unsupported as error:
+        raise Invalid(str(error)) from error
 
     outputs = outputs_of(settings, len(prepared.classes))
     torch.manual_seed(settings.seed)

@@ -84,6 +84,8 @@ def differences(cell: Cell, progress: Progress, ranks: Sequence[dict[str, Any]])
         ]
     if settings.data.placement != "auto":
         checks.append(("data.placement", settings.data.placement, cell.train.placement))
+    if settings.data.decode == "device":
+        checks.append(("data.decode", "decoder", cell.train.placement))
     if settings.device != "auto":
         checks.append(("device", settings.device, cell.device.type))
     return [

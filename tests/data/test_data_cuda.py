@@ -1,10 +1,13 @@
 """The same on a GPU; `python -m pytest tests/data/test_data_cuda.py` there."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from amp_sweep.config import DataConfig
 from amp_sweep.data import epoch_order, open_split, prepare, rank_batches
@@ -92,3 +95,85 @@ def test_placement_goes_by_the_free_memory_of_the_gpu(
     config = DataConfig(name="synthetic", train_images=50, test_images=5)
     split = open_split(prepare(config), "train", config, torch.device("cuda"))
     assert split.placement == placement
+
+
+@pytest.fixture
+def photographs(tmp_path: Path, picture: Callable[[int, int, int], np.ndarray]) -> Path:
+    """JPEG files of one size and every subsampling, and grey and progressive ones."""
+    root = tmp_path / "photographs"
+    for number in range(96):
+        folder = root / ("test" if number == 95 else "train") / f"class{number % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(picture(50, 66, number))
+        image = image.convert("L") if number % 16 == 7 else image
+        progressive = number % 16 == 11
+        image.save(folder / f"{number}.jpg", subsampling=number % 3, progressive=progressive)
+    for label in range(3):
+        (root / "test" / f"class{label}").mkdir(exist_ok=True)
+        Image.fromarray(picture(50, 66, label)).save(root / "test" / f"class{label}" / "t.jpg")
+    return root
+
+
+def decoded(root: Path, rows: torch.Tensor, **values: object) -> list[torch.Tensor]:
+    """The batches of uint8 images, on the CPU."""
+    config = DataConfig(name="imagefolder", root=str(root), image_size=32, pipeline="loader")
+    config = dataclasses.replace(config, **values)  # type: ignore[arg-type]
+    split = open_split(prepare(config), "train", config, torch.device("cuda", 0))
+    found = []
+    for raw in split.batches(rows):
+        assert raw.images is not None
+        assert raw.images.device.type == "cuda"
+        found.append(raw.images.cpu())
+    split.close()
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nvjpeg_gives_pillows_images_but_for_rounding(photographs: Path, workers: int) -> None:
+    rows = torch.randperm(95, generator=torch.Generator().manual_seed(0))[:90].view(9, 10)
+    right = decoded(photographs, rows)
+    found = decoded(photographs, rows, decode="device", workers=workers)
+    difference = (torch.cat(found).float() - torch.cat(right).float()).abs()
+    per_image = difference.mean(dim=(1, 2, 3))
+    # Other people's images differ by 50 and more; enlarged chroma by some levels.
+    assert per_image.max() < 4
+    assert difference.mean() < 2
+    again = decoded(photographs, rows, decode="device", workers=workers)
+    assert torch.equal(torch.cat(found), torch.cat(again))
+
+
+def test_files_of_different_sizes_become_squares_on_the_gpu(
+    photographs: Path, picture: Callable[[int, int, int], np.ndarray]
+) -> None:
+    for number, size in enumerate([(70, 40), (20, 90), (128, 128)]):
+        path = photographs / "train" / "class0" / f"x{number}.jpg"
+        Image.fromarray(picture(*size, number)).save(path, subsampling=0)
+    rows = torch.arange(98).view(7, 14)
+    right = decoded(photographs, rows)
+    found = decoded(photographs, rows, decode="device")
+    assert found[0].shape == (14, 32, 32, 3)
+    assert (torch.cat(found).float() - torch.cat(right).float()).abs().mean() < 2
+
+
+def test_decoding_ahead_never_writes_into_a_batch_that_is_still_read(photographs: Path) -> None:
+    """torchvision#9606: its decoder does not wait for kernels that read the memory it is given."""
+    config = DataConfig(
+        name="imagefolder", root=str(photographs), image_size=32, pipeline="loader", decode="device"
+    )
+    split = open_split(prepare(config), "train", config, torch.device("cuda", 0))
+    rows = torch.arange(95).repeat(20)[:1900].view(190, 10)
+    expected: dict[int, int] = {}
+    for raw in split.batches(rows[:19]):
+        assert raw.images is not None
+        sums = raw.images.long().sum(dim=(1, 2, 3)).tolist()
+        expected |= dict(zip(raw.indices.tolist(), sums, strict=True))
+    slow = torch.randn(4096, 4096, device="cuda")
+    found = []
+    for raw in split.batches(rows):
+        assert raw.images is not None
+        slow @ slow  # the sum below is read long after the host has gone on
+        found.append((raw.indices, raw.images.long().sum(dim=(1, 2, 3))))
+        del raw
+    for indices, sums in found:
+        assert sums.tolist() == [expected[index] for index in indices.tolist()]
+    split.close()
