@@ -356,6 +356,8 @@ def impossible_here(
 
 def _speedup_impossible(config: RunConfig, device_type: str) -> str | None:
     dp = config.parallel.name == "dp"
+    if config.memory.keep_threads is True and not (dp and device_type == "cuda"):
+        return "memory.keep_threads=true is about DataParallel's threads on CUDA devices"
     if dp and config.memory.compile not in ("off", "auto"):
         return "torch.compile does not work in DataParallel's threads; use parallel=ddp"
     if dp and config.memory.master_weights is True:

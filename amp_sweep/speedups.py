@@ -20,7 +20,7 @@ class Speedups:
 
 
 def choose(settings: RunConfig, device_type: str) -> Speedups:
-    """`auto` is what was measured to be fastest; the rest is as asked.
+    """`auto` is what was measured to be fastest (dp's threads: expected); the rest is as asked.
 
     Launched kernel by kernel a step waits for the host, and compiled code or more layers only add
     to that: they come on together with a graph.
@@ -50,5 +50,5 @@ def choose(settings: RunConfig, device_type: str) -> Speedups:
         cuda_graph=decided(memory.cuda_graph, in_graph),
         space_to_depth=decided(memory.space_to_depth, in_graph),
         master_weights=decided(memory.master_weights, half),
-        keep_threads=settings.parallel.name == "dp" and decided(memory.keep_threads, cuda),
+        keep_threads=decided(memory.keep_threads, cuda and settings.parallel.name == "dp"),
     )

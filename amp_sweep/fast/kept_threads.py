@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -29,7 +29,10 @@ class KeptThreads(DataParallel[nn.Module]):
     def parallel_apply(
         self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any
     ) -> list[Any]:
-        """Each replica's result on its inputs, in order. Raises what the first to fail raises."""
+        """Each replica's result on its inputs, in order.
+
+        Raises what the first one of them that failed raised, when all have ended.
+        """
         grad = torch.is_grad_enabled()
         devices = self.device_ids
         streams = [torch.cuda.current_stream(device) for device in devices]
@@ -46,4 +49,8 @@ class KeptThreads(DataParallel[nn.Module]):
             thread.submit(run, number)
             for number, thread in enumerate(self._threads[: len(replicas) - 1], start=1)
         ]
-        return [run(0), *(result.result() for result in waiting)]
+        try:
+            first = run(0)
+        finally:  # nothing goes on behind the caller's back
+            wait(waiting)
+        return [first, *(result.result() for result in waiting)]

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
 
+from amp_sweep.fast.kept_threads import KeptThreads
 from amp_sweep.fast.master_weights import MasterAdamW
 from amp_sweep.precision import Observed
 from amp_sweep.worker.build import Cell
@@ -68,6 +69,7 @@ def differences(cell: Cell, progress: Progress, ranks: Sequence[dict[str, Any]])
             cell.speedups.master_weights and cell.autocast_dtype is not None,
             isinstance(cell.trainer.optimizer, MasterAdamW),
         ),
+        ("kept threads", cell.speedups.keep_threads, isinstance(cell.trainer.loss, KeptThreads)),
         ("CUDA graph", cell.speedups.cuda_graph, cell.trainer.graph is not None),
         ("scheduler", SCHEDULERS[settings.scheduler.name], type(cell.scheduler)),
         ("epochs", settings.epochs, progress.epoch),

@@ -1,6 +1,7 @@
 """DataParallel's replicas in threads that stay."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -61,6 +62,19 @@ def test_what_a_replica_raises_reaches_the_caller(kept: KeptThreads, failing: in
     assert len(alive) == 2
 
 
+def test_no_replica_goes_on_when_another_has_failed(kept: KeptThreads) -> None:
+    ended = []
+
+    class Slow(nn.Module):
+        def forward(self, _values: Tensor) -> None:
+            time.sleep(0.2)
+            ended.append(True)
+
+    with pytest.raises(ValueError, match="replica 0"):
+        kept.parallel_apply([Where(0, fails=True), Slow()], [(torch.ones(1),)] * 2, [{}, {}])
+    assert ended == [True]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -86,6 +100,6 @@ def test_it_trains_as_data_parallel_does(dtype: torch.dtype | None) -> None:
             each.mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(each.tolist())
+            losses += each.tolist()
         found.append(losses)
     assert found[0] == pytest.approx(found[1], rel=1e-5)

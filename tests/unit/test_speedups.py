@@ -39,8 +39,6 @@ def test_auto_turns_nothing_on_on_a_cpu(make: Make, parallel: str) -> None:
 def test_auto_keeps_the_threads_of_dp_which_can_do_nothing_else(make: Make) -> None:
     dp = make(**AUTO, **HALF, parallel__name="dp")
     assert speedups.choose(dp, "cuda") == speedups.Speedups(keep_threads=True)
-    asked = make(memory__keep_threads=True)
-    assert speedups.choose(asked, "cuda") == speedups.Speedups()  # none has no threads to keep
 
 
 def test_auto_captures_a_graph_and_compiles_only_where_that_was_measured_to_pay(make: Make) -> None:
@@ -68,6 +66,12 @@ def test_what_a_mode_cannot_do_makes_the_cell_invalid_with_the_reason(make: Make
     half = make(**dp, **HALF, memory__master_weights=True)
     assert "DataParallel" in (impossible(half, "cuda") or "")
     assert "CUDA" in (impossible(make(memory__cuda_graph=True), "cpu") or "")
+    for cell, device in (
+        (make(memory__keep_threads=True), "cuda"),
+        (make(**dp, memory__keep_threads=True), "cpu"),
+    ):
+        assert "DataParallel's threads" in (impossible(cell, device) or "")
+    assert impossible(make(**dp, memory__keep_threads=True), "cuda") is None
     gloo = make(parallel__name="ddp", parallel__backend="gloo", memory__cuda_graph=True)
     assert "gloo" in (impossible(gloo, "cuda") or "")
     pil = make(data__pipeline="pil", memory__cuda_graph=True)
