@@ -119,9 +119,11 @@ def test_no_epochs_are_an_empty_frame_with_the_same_types(make_run: Make) -> Non
 
 
 def test_the_reference_runs_epochs_lead_to_the_accuracies_of_their_records() -> None:
-    folder = Path(__file__).parents[2] / "benchmarks" / "results" / "article-h200"
+    folder = Path(__file__).parents[2] / "outputs" / "reference"
     epochs = analysis.load_epochs(folder)
-    last = epochs.sort_values("epoch").groupby("precision").last()["test_accuracy"]
-    for path in record.find(folder):
-        found = record.read(path)
-        assert math.isclose(last[found.cell["precision"]], found.metrics["test_accuracy"])
+    last = epochs.sort_values("epoch").groupby("run_dir").last()["test_accuracy"]
+    paths = record.find(folder)
+    assert paths
+    for path in paths:
+        accuracy = record.read(path).metrics["test_accuracy"]
+        assert math.isclose(last[str(path.parent)], accuracy)
