@@ -86,7 +86,7 @@ def _read(path: Path) -> dict[str, float]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         return {str(key): float(value) for key, value in values.items() if float(value) > 0}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return {}
 
 

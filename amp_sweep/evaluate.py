@@ -7,6 +7,7 @@ if __name__ == "__main__":
 
 import argparse
 import dataclasses
+import logging
 import sys
 import typing
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,8 @@ from amp_sweep.hardware import detect
 from amp_sweep.paths import RunPaths
 from amp_sweep.screen import Screen
 
+log = logging.getLogger(__name__)
+
 
 class EvaluationError(Exception):
     """A run that cannot be evaluated; the message is for a person."""
@@ -47,6 +50,7 @@ class Evaluation:
     correct: int
     images: int
     recorded: float | None  # the accuracy that the record has for these weights
+    other_decoder: bool = False  # JPEG files decoded by the host, in training by the device
 
 
 def _advice(paths: RunPaths, recorded: record.Record, which: str) -> str:
@@ -124,8 +128,11 @@ def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
     except EvaluationError:
         raise
     except (Exception, SystemExit) as error:  # a person's own network may raise anything
-        # Of the right type, and yet nothing to train with: a negative size.
-        told = legality.check(settings) or [f"{type(error).__name__}: {error}"]
+        log.debug("%s", root, exc_info=True)  # it may be a fault of ours
+        told = [f"{type(error).__name__}: {error}"]
+        if isinstance(error, ValueError | TypeError | ArithmeticError | RuntimeError):
+            # Of the right type, and yet nothing to train with: a negative size.
+            told = legality.check(settings) or told
         reason = (told[0].splitlines() or [""])[0]
         raise EvaluationError(f"{root}: cannot be evaluated: {reason}") from error
 
@@ -160,20 +167,25 @@ def _evaluate(
             network = space_to_depth.convert(network)
     except (data.DataError, checkpoint.CheckpointError, models.ModelError) as error:
         raise EvaluationError(str(error)) from error
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
     except (RuntimeError, KeyError) as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise EvaluationError(f"{weights}: does not fit the network ({reason})") from error
     network = network.to(device).to(memory_format=memory.memory_format(channels_last))
     dtype = precision.autocast_dtype(
         settings.precision.autocast, settings.precision.dtype, device.type
     )
     loss = precision.ClassifierLoss(network, device.type, dtype)
-    split = data.open_split(prepared, "test", settings.data, device, channels_last)
-    batch = settings.data.eval_batch_size or settings.data.batch_size
+    other_decoder = settings.data.decode == "device" and device.type != "cuda"
+    decode = "host" if other_decoder else settings.data.decode
+    asked = dataclasses.replace(settings.data, decode=decode)
+    split = data.open_split(prepared, "test", asked, device, channels_last)
+    batch = asked.eval_batch_size or asked.batch_size
     batches = data.eval_batches(prepared.test_count, batch, 0, 1)
     known = _accuracy(recorded, int(state["epoch"]), paths.record)
     correct, images, _ = engine.evaluate(loss, split, batches, device).tolist()
-    return Evaluation(correct / images, int(correct), int(images), known)
+    return Evaluation(correct / images, int(correct), int(images), known, other_decoder)
 
 
 @ctrl_c.ends_the_command()
@@ -206,6 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             line += ", as recorded"
         else:
             line += f", recorded {found.recorded:.4f}"
+        if found.other_decoder:
+            line += "; JPEG files decoded by the host, in training by a CUDA device"
         screen.say(line)
     return code
 

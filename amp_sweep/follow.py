@@ -57,7 +57,7 @@ class Submitted:
 def content_of(path: Path) -> bytes | None:
     """What is in a file; None where it cannot be read."""
     try:
-        return path.read_bytes()
+        return record.read_regular(path)
     except OSError:
         return None
 

@@ -11,7 +11,7 @@ WARM_UP_STEPS = 3
 # DistributedDataParallel settles its buckets and its logging in the first ten.
 WARM_UP_STEPS_DDP = 11
 
-# Trains on the rows `indices` [b]; gives the loss [] and, with a scaler, the scale [] after the
+# Trains on the rows `indices` [b]; gives the loss [1] and, with a scaler, the scale [1] after the
 # step. What it reads must live as long as the graph: the graph knows addresses, not tensors.
 Step = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
@@ -74,7 +74,7 @@ class StepGraph:
 
     def _body(self, step: Step) -> None:
         loss, scale = step(self._rows.index_select(0, self._row).view(-1))
-        self._losses.index_copy_(0, self._row, loss.reshape(1))
+        self._losses.index_copy_(0, self._row, loss)
         if scale is not None:
-            self._scales.index_copy_(0, self._row, scale.reshape(1))
+            self._scales.index_copy_(0, self._row, scale)
         self._row += 1

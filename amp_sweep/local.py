@@ -4,9 +4,10 @@ from pathlib import Path
 
 from amp_sweep import cells, forkserver, launch, record
 from amp_sweep.cells import Cell
-from amp_sweep.lock import LockHeld, describe, read_owner
+from amp_sweep.lock import Lock, LockHeld, describe, read_owner
 from amp_sweep.messages import Hardware, Preparation
 from amp_sweep.paths import RunPaths
+from amp_sweep.record import Record
 from amp_sweep.screen import Screen
 
 
@@ -81,12 +82,13 @@ def _train_all(
             continue
         i = index[cell.root]
         reason, plan, prepared = here.invalid[i], here.plans[i], here.prepared[i]
-        if reason is not None or plan is None or prepared is None:
-            result = cells.write_invalid(cell, reason or "it was not prepared", here)
-            screen.cell_ends(cell.label, result)
-        else:
-            screen.cell_starts(cell.label, cell.config.epochs)
-            try:
+        try:
+            if reason is not None or plan is None or prepared is None:
+                result = _trained_before(cell) or cells.write_invalid(
+                    cell, reason or "it was not prepared", here
+                )
+            else:
+                screen.cell_starts(cell.label, cell.config.epochs)
                 result = launch.run_cell(
                     cell.config,
                     list(cell.overrides),
@@ -98,19 +100,35 @@ def _train_all(
                     screen.cell_moves,
                     node,
                 )
-            except LockHeld:
-                held.append(cell)
-                continue
-            except (OSError, record.RecordError) as error:
-                # Nothing can be written about it: the screen and the exit code say it.
-                screen.fail(f"{cell.label}: {error}")
-                result = launch.record_for(cell.config, list(cell.overrides))
-                result.status = record.FAILED
-            screen.cell_ends(cell.label, result)
+        except LockHeld:
+            held.append(cell)
+            continue
+        except (OSError, record.RecordError) as error:
+            # Nothing can be written about it: the screen and the exit code say it.
+            screen.fail(f"{cell.label}: {error}")
+            result = launch.record_for(cell.config, list(cell.overrides))
+            result.status = record.FAILED
+        screen.cell_ends(cell.label, result)
         if result.status != record.COMPLETED and cell.config.launch.on_error == "stop":
             screen.warn("stopped at the first cell that did not complete (launch.on_error=stop)")
             break
     return held
+
+
+def _trained_before(cell: Cell) -> Record | None:
+    """The record of a cell that needs no training here, since that was over before; else None.
+
+    Its launcher was killed after it, on a machine that can run the cell; or another sweep has
+    completed it in this moment. Raises LockHeld and OSError.
+    """
+    paths = RunPaths(cell.root)
+    if cell.config.force or not paths.record.exists():
+        return None
+    with Lock(paths.lock):
+        found = cells.read(cell)
+        if found is not None and found.status in record.KEPT:
+            return found
+        return None if found is None else launch.conclude_if_trained(paths, found)
 
 
 def _warn_of_slow_bf16(here: Preparation, screen: Screen) -> None:

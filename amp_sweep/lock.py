@@ -17,6 +17,8 @@ from typing import Any, Self
 
 import psutil
 
+from amp_sweep import record
+
 HEARTBEAT_S = 5.0
 # Owners on other machines are believed dead after this long without a heartbeat.
 STALE_S = 60.0
@@ -69,10 +71,10 @@ def describe(owner: dict[str, Any]) -> str:
 def read_owner(path: Path) -> dict[str, Any] | None:
     """Who holds the lock at `path`; None where there is none."""
     try:
-        owner = json.loads(path.read_text(encoding="utf-8"))
+        owner = json.loads(record.read_regular(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return owner if isinstance(owner, dict) else {}
 

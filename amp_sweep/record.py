@@ -7,6 +7,7 @@ figure that could not be had is null, with the reason in `notes`.
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import json
 import math
@@ -169,6 +170,33 @@ def write_atomic(path: Path, text: str) -> None:
         raise
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would keep us until somebody writes
+
+
+def read_regular(path: Path, max_bytes: int | None = MAX_BYTES) -> bytes:
+    """The content of a regular file of at most `max_bytes` (None: of any size).
+
+    Raises OSError for anything else, at once: nobody may ever write into a FIFO.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):  # a device may have no end
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if max_bytes is not None and status.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"larger than {max_bytes // 2**20} MiB", str(path))
+        return file.read()
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a small file beside a record; None where there is none to be read."""
+    try:
+        values = json.loads(read_regular(path))  # not strict: a loss there may be NaN
+    except (OSError, ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
 def write(path: Path, record: Record) -> None:
     """Write the record as strict JSON. Raises OSError."""
     lost: list[str] = []
@@ -250,23 +278,13 @@ def _is_deep(values: Any) -> bool:
     return True
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would keep us until somebody writes
-
-
 def read(path: Path) -> Record:
     """Read a record. Raises RecordError with path and reason; never anything else.
 
     Fields that this version does not know are ignored; a newer schema version is refused.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):  # a device may have no end
-                raise RecordError(f"{path}: not a regular file")
-            if status.st_size > MAX_BYTES:
-                raise RecordError(f"{path}: larger than {MAX_BYTES // 2**20} MiB")
-            content = file.read()
+        content = read_regular(path)
         values = parse(content)
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror or error}") from error
@@ -293,7 +311,12 @@ def read(path: Path) -> Record:
 
 def read_if_there(path: Path) -> Record | None:
     """The record, or None where there is no file. Raises RecordError for an unusable one."""
-    return read(path) if path.exists() else None
+    try:
+        return read(path)
+    except RecordError as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            return None
+        raise
 
 
 def find(sweep: Path) -> list[Path]:

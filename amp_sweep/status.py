@@ -7,12 +7,10 @@ if __name__ == "__main__":
 
 import argparse
 import datetime
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -34,18 +32,8 @@ STYLES = {
 Jobs = dict[str, slurm.Job]
 
 
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():  # a FIFO would keep us waiting
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
 def _position(paths: RunPaths, found: Record) -> str:
-    values = _json(paths.progress)
+    values = record.read_object(paths.progress) or {}
     try:
         words = f"epoch {values['epoch'] + 1}/{values['epochs']}, step {values['step']}"
         share = (values["epoch"] + values["step"] / max(1, values["steps"])) / values["epochs"]
@@ -82,7 +70,7 @@ def status_and_detail(paths: RunPaths, found: Record, jobs: Jobs | None = None) 
 
     `jobs` is what SLURM said about the jobs of the sweep; None where it was not asked.
     """
-    identity = _json(paths.job).get("job_id")
+    identity = (record.read_object(paths.job) or {}).get("job_id")
     job = (jobs or {}).get(str(identity))
     if found.status == record.RUNNING:
         owner = read_owner(paths.lock)
@@ -120,8 +108,9 @@ def _ask_slurm(files: Sequence[Path]) -> tuple[Jobs | None, str | None]:
     wanted = set()
     for file in files:
         paths = RunPaths(file.parent)
-        ids = _json(paths.job).get("job_id"), (read_owner(paths.lock) or {}).get("job_id")
-        wanted |= {str(identity) for identity in ids if identity}
+        for said in (record.read_object(paths.job), read_owner(paths.lock)):
+            if said and said.get("job_id"):
+                wanted.add(str(said["job_id"]))
     if not wanted:
         return None, None
     try:

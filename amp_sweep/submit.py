@@ -77,10 +77,8 @@ def needs(params: dict[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
 
 def job_of(paths: RunPaths) -> str | None:
     """The id of the job that a cell was last submitted as."""
-    try:
-        return str(json.loads(paths.job.read_text(encoding="utf-8"))["job_id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    said = record.read_object(paths.job)
+    return str(said["job_id"]) if said and "job_id" in said else None
 
 
 def _own_callables(cell: Cell) -> list[str]:

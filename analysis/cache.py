@@ -14,7 +14,6 @@ import functools
 import hashlib
 import json
 import os
-import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +78,8 @@ def read(sweep: Path) -> Stored | None:
     What its rows refer to is in the pool. That it is what a record holds, `gather` looks at.
     """
     try:
-        head, _, body = _content(sweep / CACHE_NAME).partition(b"\n")
+        content = record.read_regular(sweep / CACHE_NAME, max_bytes=None)
+        head, _, body = content.partition(b"\n")
         if head.decode("ascii") != _head(body):
             return None
         values = record.parse(body)
@@ -90,14 +90,6 @@ def read(sweep: Path) -> Stored | None:
     if type(pool) is not list or not all(_is_row(*row, len(pool)) for row in rows):
         return None
     return Stored(pool, rows)
-
-
-def _content(path: Path) -> bytes:
-    """The bytes of a regular file. Raises OSError for what is none: a FIFO has no end."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path}: not a regular file")
-        return file.read()
 
 
 def _is_row(name: Any, stamp: tuple[Any, ...], numbers: Any, own: Any, size: int) -> bool:

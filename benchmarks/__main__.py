@@ -24,6 +24,7 @@ import torch
 from PIL import Image
 
 from amp_sweep.hardware import cpu_name
+from benchmarks.commit import commit
 from benchmarks.contenders import CLASSES, CONTENDERS, SOURCE_SIZE, Work
 
 TIMEOUT_S = 300.0
@@ -134,15 +135,12 @@ def run(entry: Entry) -> dict[str, Any]:
 def provenance(options: argparse.Namespace) -> list[str]:
     """Where the figures come from."""
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     return [
         f"device: {' + '.join(names) if names and not options.cpu else cpu_name()}",
         f"torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}",
         f"cores: {len(os.sched_getaffinity(0))}; loader workers: {options.workers}",
         f"steps timed: {options.steps} (a tenth for the slow loops); repeats: {options.repeats}",
-        f"commit {commit or 'unknown'}; {datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+        f"commit {commit()}; {datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
     ]
 
 

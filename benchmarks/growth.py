@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -127,7 +127,8 @@ def grow_images(folder: Path, options: argparse.Namespace) -> list[ImagesRow]:
 class Sweep:
     """A sweep of tiny cells, watched from outside.
 
-    ends_s: when each cell was seen to have ended, from the start of the command.
+    ends_s: when each cell was seen to have ended, from the start of the command; one whose
+        processes could no longer be read then is missing, in all four lists.
     sweep_mib, server_mib: resident memory at those moments.
     sweep_cpu_s: what the sweep process had computed by then.
     """
@@ -160,29 +161,52 @@ def watch_sweep(folder: Path, seeds: int, options: argparse.Namespace) -> Sweep:
     os.close(terminal)
     threading.Thread(target=_drain, args=(reader,), daemon=True).start()
     sweep = psutil.Process(process.pid)
-    ends: list[float] = []
-    seen: list[tuple[float, float, float]] = []
-    over: set[Path] = set()
-    while process.poll() is None:
-        time.sleep(POLL_S)
-        new = _over(folder / name) - over
-        if not new:
-            continue
-        over |= new
-        try:
-            used = sweep.cpu_times()
-            server = max([_mib(child) for child in _servers(sweep)], default=math.nan)
-            now = _mib(sweep), server, used.user + used.system
-        except psutil.Error:  # it ended in this moment
-            continue
-        ends += [time.perf_counter() - began] * len(new)
-        seen += [now] * len(new)
+    ends, seen = looked_at(
+        lambda: process.poll() is None, lambda: _over(folder / name), lambda: _used(sweep), began
+    )
     seconds = time.perf_counter() - began
-    if process.returncode or len(_over(folder / name)) != cells:
-        raise SystemExit(f"the sweep ended with {process.returncode}, {len(over)} of {cells} cells")
+    completed = len(_over(folder / name))
+    if process.returncode or completed != cells:
+        raise SystemExit(f"the sweep ended with {process.returncode}, {completed} of {cells} cells")
+    if not seen:
+        raise SystemExit(f"the memory of the sweep could not be read at the end of {cells} cells")
     _say(f"{cells} cells: {seconds:.1f} s")
+    if len(seen) < cells:
+        _say(f"{cells - len(seen)} of them ended without their memory being read")
     memory, server_memory, cpu = (list(values) for values in zip(*seen, strict=True))
     return Sweep(cells, seconds, ends, memory, server_memory, cpu)
+
+
+def looked_at(
+    alive: Callable[[], bool],
+    over: Callable[[], set[Path]],
+    used: Callable[[], tuple[float, float, float]],
+    began: float,
+) -> tuple[list[float], list[tuple[float, float, float]]]:
+    """When the cells in `over` were first seen there, and what was `used` then, each a value."""
+    ends: list[float] = []
+    seen: list[tuple[float, float, float]] = []
+    known: set[Path] = set()
+    while alive():
+        time.sleep(POLL_S)
+        new = over() - known
+        if not new:
+            continue
+        try:
+            now = used()
+        except psutil.Error:  # a process ended in this moment: once more, if the sweep lives
+            continue
+        known |= new
+        ends += [time.perf_counter() - began] * len(new)
+        seen += [now] * len(new)
+    return ends, seen
+
+
+def _used(sweep: psutil.Process) -> tuple[float, float, float]:
+    """Memory of the sweep and of its server in MiB, and CPU seconds of the sweep."""
+    used = sweep.cpu_times()
+    server = max([_mib(child) for child in _servers(sweep)], default=math.nan)
+    return _mib(sweep), server, used.user + used.system
 
 
 def _drain(terminal: int) -> None:

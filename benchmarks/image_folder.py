@@ -5,14 +5,15 @@ files are as large as those of real photographs. Few of them are made anew; each
 part of one of them, mirrored or not, at its own brightness, compressed for itself.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,11 @@ from rich.progress import track
 
 CLASSES = 10
 QUALITY = 85
+PARTS = ("train", "test")
+MARKER = "made.json"
 _JOB = 250  # files
 _PICTURES = 5  # that they are parts of
+_MAKER = "amp_sweep benchmarks.image_folder"
 
 
 @dataclass(frozen=True)
@@ -54,18 +58,30 @@ def picture(side: int, random: np.random.Generator) -> NDArray[np.float32]:
 
 
 def make(root: Path, folder: Folder) -> None:
-    """Fill `root` with train/ and test/, unless that has been done."""
-    done = root / "made.json"
-    wanted = json.dumps(asdict(folder))
-    if done.is_file() and done.read_text(encoding="utf-8") == wanted:
+    """Fill `root` with train/ and test/, unless that has been done.
+
+    `root` is new, empty, or of an earlier call, whose images are deleted if others are wanted or
+    it was cut short. Nothing else is ever deleted. Raises SystemExit for any other folder.
+    """
+    wanted = asdict(folder)
+    found = _marker(root)
+    if found == {"made_by": _MAKER, "complete": True, **wanted}:
         return
-    shutil.rmtree(root, ignore_errors=True)
-    for part in ("train", "test"):
+    if found is None and root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise SystemExit(
+            f"{root}: there is something that this benchmark did not make; "
+            "give another folder, or move it away"
+        )
+    root.mkdir(parents=True, exist_ok=True)
+    # Before the images: a call that is cut short leaves a folder that is known for ours.
+    _mark(root, complete=False, **wanted)
+    _clear(root)
+    for part in PARTS:
         for label in range(CLASSES):
             (root / part / f"class{label}").mkdir(parents=True)
     jobs = [
         (root / part, start, min(_JOB, count - start), folder.size)
-        for part, count in (("train", folder.train), ("test", folder.test))
+        for part, count in zip(PARTS, (folder.train, folder.test), strict=True)
         for start in range(0, count, _JOB)
     ]
     cores = len(os.sched_getaffinity(0))
@@ -75,7 +91,44 @@ def make(root: Path, folder: Folder) -> None:
         words = f"making {folder.train + folder.test:,} images"
         for future in track(as_completed(coming), words, len(coming), console=Console(stderr=True)):
             future.result()
-    done.write_text(wanted, encoding="utf-8")
+    _mark(root, complete=True, **wanted)
+
+
+def _mark(root: Path, **values: int | bool) -> None:
+    text = json.dumps({"made_by": _MAKER, **values})
+    (root / MARKER).write_text(text, encoding="utf-8")
+
+
+def _marker(root: Path) -> dict[str, Any] | None:
+    """What an earlier call wrote there; None where there is no such thing."""
+    try:
+        found = json.loads((root / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("made_by") == _MAKER else None
+
+
+def _clear(root: Path) -> None:
+    """Delete the images of an earlier call. Raises SystemExit where others lie among them."""
+    for folder in [root / part / f"class{label}" for part in PARTS for label in range(CLASSES)]:
+        for image in folder.glob("[0-9]" * 7 + ".jpg"):
+            image.unlink()
+    for part in PARTS:
+        try:
+            for label in range(CLASSES):
+                _remove_empty(root / part / f"class{label}")
+            _remove_empty(root / part)
+        except OSError as error:
+            raise SystemExit(
+                f"{error.filename}: cannot be emptied, there is something that this benchmark did "
+                "not make; move it away"
+            ) from error
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder, if it is there. Raises OSError where it is not empty."""
+    with contextlib.suppress(FileNotFoundError):
+        folder.rmdir()
 
 
 def _files(part: Path, start: int, count: int, size: int) -> None:

@@ -37,6 +37,7 @@ from typing import Any
 import psutil
 
 from benchmarks import image_folder
+from benchmarks.commit import commit
 from benchmarks.image_folder import Folder
 
 REPOSITORY = Path(__file__).parents[1]
@@ -349,9 +350,6 @@ def provenance(work: Work, options: argparse.Namespace, facts: dict[str, Any]) -
 
     from amp_sweep.hardware import cpu_name
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     device = torch.cuda.get_device_name(0) if work.device == "cuda" else cpu_name()
     return [
         f"{work.images:,} JPEG files of {work.size} px, {facts['mean_kb']:.1f} kB on average, made "
@@ -364,7 +362,7 @@ def provenance(work: Work, options: argparse.Namespace, facts: dict[str, Any]) -
         f"device: {device}; torch {torch.__version__}, torchvision {torchvision.__version__}, CUDA "
         f"{torch.version.cuda}, Python {platform.python_version()}",
         f"{work.seconds:g} s a row, {options.repeats} repeat(s) in turn; load average "
-        f"{facts['load']:.1f} at the start; commit {commit or 'unknown'}; "
+        f"{facts['load']:.1f} at the start; commit {commit()}; "
         f"{datetime.now(UTC).date()}",
         "memory: peaks of resident memory in the two halves of a row, start-up in the first; "
         "what processes share counts in each",

@@ -10,7 +10,7 @@ Made = TypeVar("Made")
 
 
 def ahead(make: Callable[[Item], Made], items: Iterable[Item], depth: int) -> Iterator[Made]:
-    """`make(item)` for each item, in order, by one thread: `depth` ahead of the one in use.
+    """`make(item)` for each item, in order, by one thread: up to `depth` ahead of the one in use.
 
     The items are asked for by the caller's thread. What `make` raises comes in its place.
     """
@@ -18,7 +18,9 @@ def ahead(make: Callable[[Item], Made], items: Iterable[Item], depth: int) -> It
         coming: deque[Future[Made]] = deque()
         for item in items:
             coming.append(thread.submit(make, item))
-            if len(coming) > depth:
+            # Asking for an item may take long: what is done is not kept waiting for it. One stays
+            # in the making, for the thread to have work while the caller uses what it got.
+            if len(coming) > depth or (len(coming) > 1 and coming[0].done()):
                 yield coming.popleft().result()
         while coming:
             yield coming.popleft().result()

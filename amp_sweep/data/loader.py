@@ -85,12 +85,13 @@ class FileImages:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._arguments
 
-    def _path(self, index: int) -> str:
+    def path(self, index: int) -> str:
+        """Where an image lies."""
         return f"{self._root}/{os.fsdecode(self._files[index])}"
 
     def fill(self, out: NDArray[np.uint8], indices: NDArray[np.int64]) -> None:
         """See `Images`."""
-        paths = [self._path(int(index)) for index in indices]
+        paths = [self.path(int(index)) for index in indices]
         try:
             decode_into(out, paths, self._resize_to)
         except SizesVary as error:
@@ -98,7 +99,7 @@ class FileImages:
 
     def jpeg(self, index: int) -> bytes | None:
         """The file, if it is plain JPEG (see `plain_size`). Raises DataError."""
-        path = self._path(index)
+        path = self.path(index)
         try:
             data = Path(path).read_bytes()
         except OSError as error:
@@ -113,7 +114,7 @@ class FileImages:
 
     def image(self, index: int) -> Image.Image:
         """See `Images`."""
-        return open_rgb(self._path(index))
+        return open_rgb(self.path(index))
 
 
 def open_images(prepared: Prepared, part: PartName) -> StoredImages | FileImages:

@@ -1,6 +1,7 @@
 """JPEG files decoded by the device: the host only reads them."""
 
 import io
+import logging
 import warnings
 from collections.abc import Iterable, Iterator
 
@@ -15,8 +16,14 @@ from amp_sweep.data.ahead import ahead
 from amp_sweep.data.loader import Encoded, EncodedBatches, FileImages, HostBatches
 from amp_sweep.data.prepared import Unsupported
 
+log = logging.getLogger(__name__)
+
 # Decoded batches that wait on the device: one would be enough if all took equally long.
 _DEPTH = 2
+
+# RuntimeErrors that say nothing of the files: too little memory, and errors after which the
+# device may do nothing more in this process.
+_DEVICE_FAILS = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 
 class DecodedBatches:
@@ -26,11 +33,14 @@ class DecodedBatches:
     device decodes those that are plain JPEG, the host the others. The device's decoder makes
     the calling thread wait, so it has a thread and, on CUDA, a stream of its own.
     Raises Unsupported where torchvision has no decoder for this device.
+
+    refused: plain JPEG images that the device's decoder refused and the host decoded, so far.
     """
 
     def __init__(self, images: FileImages, workers: int, device: torch.device) -> None:
         self._images = images
         self._device = device
+        self.refused = 0
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -79,6 +89,8 @@ class DecodedBatches:
             return []
         try:
             return _decode_jpegs(jpegs, self._device)
+        except _DEVICE_FAILS:
+            raise
         except RuntimeError:
             # It does not say which one.
             return [self._alone(*pair) for pair in zip(jpegs, indices, strict=True)]
@@ -87,9 +99,18 @@ class DecodedBatches:
         """What the device cannot read, the host may; if not, it names the file."""
         try:
             return _decode_jpegs([jpeg], self._device)[0]
-        except RuntimeError:
+        except _DEVICE_FAILS:
+            raise
+        except RuntimeError as error:
             pixels = np.empty((1, *self._images.shape), np.uint8)
             self._images.fill(pixels, np.array([index]))
+            if not self.refused:
+                log.warning(
+                    "data.decode=device: the host decodes what the device refuses, first %s (%s)",
+                    self._images.path(int(index)),
+                    _first_line(error),
+                )
+            self.refused += 1
             return torch.from_numpy(pixels[0]).to(self._device).permute(2, 0, 1)
 
     def _sized(self, image: torch.Tensor) -> torch.Tensor:
@@ -118,9 +139,14 @@ def _check(device: torch.device) -> None:
     Image.new("RGB", (16, 16)).save(file, "jpeg")
     try:
         _decode_jpegs([torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)], device)
+    except _DEVICE_FAILS:
+        raise
     except (ImportError, AttributeError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise Unsupported(
             f"data.decode=device: torchvision {torchvision.__version__} cannot decode JPEG files "
-            f"on {device.type} here ({reason}); use data.decode=host"
+            f"on {device.type} here ({_first_line(error)}); use data.decode=host"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -184,6 +184,11 @@ class Split:
             self._batches.close()
 
     @property
+    def refused(self) -> int:
+        """Images that the device should have decoded and the host did, so far."""
+        return getattr(self._batches, "refused", 0)
+
+    @property
     def _stays_in_place(self) -> bool:
         """Whether stored pixels [height, width, channels] are in the network's format already."""
         return self._channels_last and not self._resizes

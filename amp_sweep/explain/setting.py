@@ -133,7 +133,7 @@ def environment(run: Record) -> list[tuple[str, Any]]:
         ("CPU", f"{found.get('cpu')}, {found.get('cores')} cores for this run"),
         ("versions", versions),
         ("commit", f"{commit}{changed}" if commit else None),
-        ("SLURM jobs", ", ".join(found.get("slurm_job_ids") or [])),
+        ("SLURM jobs", ", ".join(map(str, found.get("slurm_job_ids") or []))),
     ]
 
 

@@ -4,11 +4,13 @@ import contextlib
 import datetime
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -17,10 +19,11 @@ from amp_sweep.config import RunConfig
 from amp_sweep.launch.agent import Agent
 from amp_sweep.launch.interrupts import Interrupts
 from amp_sweep.launch.judge import Verdict, Watched, judge
+from amp_sweep.launch.leftover import end_ranks
 from amp_sweep.launch.nodes import ALONE, Node, announce, announced_job, wait_for_start
 from amp_sweep.launch.watch import Report, read_endings, watch
 from amp_sweep.lock import Lock
-from amp_sweep.messages import Hardware, Plan, Preparation, RankJob
+from amp_sweep.messages import Plan, Preparation, RankJob
 from amp_sweep.paths import RunPaths
 from amp_sweep.record import Record
 
@@ -37,6 +40,10 @@ def _start_over(paths: RunPaths) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     for file in (paths.epochs, paths.steps, *paths.root.glob("*.log")):
         file.unlink(missing_ok=True)
+
+
+# What ends ranks whose launcher is gone: they notice it themselves.
+LAUNCHER_GONE = "the process that watched the ranks was killed"
 
 
 def _written(at: float) -> str:
@@ -73,14 +80,14 @@ def run_cell(
     paths = RunPaths(root)
     root.mkdir(parents=True, exist_ok=True)
     with Lock(paths.lock):
+        _let_ranks_go(paths)
         begun = time.time()
         earlier = _usable(paths)
         if earlier is not None and earlier.status in record.KEPT and not settings.force:
             return earlier  # another sweep did it since this one looked
         hardware = here.hardware[settings.device]
         if earlier is not None and not settings.force:
-            gone = "the process that watched the ranks was killed"
-            over = conclude_if_trained(paths, earlier, gone, hardware)
+            over = conclude_if_trained(paths, earlier)
             if over is not None:
                 return over
         resume = (
@@ -97,7 +104,9 @@ def run_cell(
         current.environment = dict(here.environments[settings.device])
         jobs = current.environment["slurm_job_ids"]
         if resume and earlier is not None:
-            jobs = [*dict.fromkeys([*earlier.environment.get("slurm_job_ids", []), *jobs])]
+            before = earlier.environment.get("slurm_job_ids")
+            known = [job for job in before if isinstance(job, str)] if type(before) is list else []
+            jobs = [*dict.fromkeys([*known, *jobs])]
             current.environment["slurm_job_ids"] = jobs
         current.segments.append(
             {
@@ -106,6 +115,7 @@ def run_cell(
                 "from_epoch": None,
                 "to_epoch": None,
                 "device": hardware.device_names[0],
+                "native_bf16": hardware.native_bf16,
                 "torch": current.environment["torch"],
                 "hostname": current.environment["hostname"],
                 "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
@@ -131,7 +141,7 @@ def run_cell(
             here_too = node.ranks(plan.world_size)
             seen = watch(agent, paths, plan.world_size, stall_s, interrupts, report, here_too)
         verdict = judge(seen, plan.world_size)
-        return _conclude(paths, verdict, hardware, begun, time.time())
+        return _conclude(paths, verdict, begun, time.time())
 
 
 def help_cell(
@@ -160,14 +170,31 @@ def _usable(paths: RunPaths) -> Record | None:
         return None  # a half-written record is not a completed one
 
 
-def conclude_if_trained(
-    paths: RunPaths, found: Record, what: str, hardware: Hardware | None = None
-) -> Record | None:
-    """Conclude a run whose launcher is gone, as its ranks are, if its training was over.
+def _let_ranks_go(paths: RunPaths) -> None:
+    """Return when no rank of an earlier run of this cell is left on this machine.
 
-    found: its record; what: says how they ended. None where something is left to train.
+    On another machine a process id means another process: there the lock has told that the
+    launcher is gone, long after its ranks.
     """
-    if found.status != record.RUNNING or not found.segments:
+    found = _usable(paths)
+    segment = found.segments[-1] if found is not None and found.segments else {}
+    if segment.get("hostname", socket.gethostname()) == socket.gethostname():
+        end_ranks(paths)
+
+
+def conclude_if_trained(paths: RunPaths, found: Record, what: str = LAUNCHER_GONE) -> Record | None:
+    """Conclude a run whose launcher is gone, if its training was over; see that its ranks are too.
+
+    found: its record; what: says how they ended. None where something is left to train, or where
+    the record is too damaged to tell.
+    """
+    if found.status != record.RUNNING:
+        return None
+    _let_ranks_go(paths)
+    now = _usable(paths)  # the last word of rank 0
+    if now is not None and now.status in record.KEPT:
+        return now
+    if now is None or now.status != record.RUNNING or not now.segments:
         return None
     # Its own: they are removed before a run begins, and when its record says how it ended.
     endings = read_endings(paths)
@@ -175,26 +202,49 @@ def conclude_if_trained(
     verdict = judge(seen, len(endings))
     if not endings or verdict.status != record.COMPLETED:
         return None
-    begun = datetime.datetime.fromisoformat(found.segments[-1]["started_at"]).timestamp()
+    begun = _moment(now.segments[-1].get("started_at"))
+    if begun is None or not _has_figures(now):
+        return None
     last = max(float(ending["time"]) for ending in endings.values())
-    return _conclude(paths, verdict, hardware, begun, last)
+    return _conclude(paths, verdict, begun, last)
 
 
-def _conclude(
-    paths: RunPaths, verdict: Verdict, hardware: Hardware | None, begun: float, ended: float
-) -> Record:
+def _has_figures(found: Record) -> bool:
+    """Whether the training's figures are there, which rank 0 wrote before `trained` was said."""
+    speed = found.metrics.get("images_per_s")
+    needed = [found.metrics.get(name) for name in ("train_time_s", "test_accuracy")]
+    return all(type(value) in (int, float) for value in (*needed, 0 if speed is None else speed))
+
+
+def _moment(text: Any) -> float | None:
+    """A time of the record as `time.time()` has it; None where it is none."""
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError, ArithmeticError):
+        return None
+
+
+def _seconds(value: Any) -> float:
+    """A duration of the record; 0 where it is none."""
+    try:
+        return float(value) if type(value) in (int, float) else 0.0
+    except OverflowError:
+        return 0.0
+
+
+def _conclude(paths: RunPaths, verdict: Verdict, begun: float, ended: float) -> Record:
     """Write the ending into the record, which rank 0 has kept until now, and tidy up."""
     final = record.read(paths.record)
     final.status, final.error = verdict.status, verdict.error
     if verdict.note is not None:
         final.note(verdict.note)
-    if hardware is not None:
-        final.effective["native_bf16"] = hardware.native_bf16
     segment = final.segments[-1]
+    # Of the machine that trained it: this one may be another.
+    final.effective["native_bf16"] = segment.get("native_bf16")
     segment["ended_at"] = _written(ended)
     segment["wall_s"] = ended - begun
     segment["to_epoch"] = len(final.epochs)
-    final.metrics["wall_time_s"] = sum(s.get("wall_s") or 0.0 for s in final.segments)
+    final.metrics["wall_time_s"] = sum(_seconds(s.get("wall_s")) for s in final.segments)
     record.write(paths.record, final)
     _clear(paths)
     if final.status == record.COMPLETED:

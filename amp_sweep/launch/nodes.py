@@ -44,11 +44,8 @@ def announce(paths: RunPaths, node: Node, **values: Any) -> None:
 
 def announced(paths: RunPaths, node: Node) -> dict[str, Any] | None:
     """What the first node said about this attempt; None while it has said nothing."""
-    try:
-        values = json.loads(paths.nodes.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(values, dict) or values.get("attempt") != node.attempt:
+    values = record.read_object(paths.nodes)
+    if values is None or values.get("attempt") != node.attempt:
         return None
     return values
 

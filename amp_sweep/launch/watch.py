@@ -1,14 +1,13 @@
 """Watch the ranks of one cell, end them when one fails or stalls."""
 
 import contextlib
-import json
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import psutil
 
@@ -21,18 +20,12 @@ from amp_sweep.paths import RunPaths
 POLL_S = 0.05
 # After the first rank has ended badly, or all were told to stop, the others get this long.
 GRACE_S = 5.0
+# No time of a record is after the year 9999.
+MAX_TIME_S = 253_402_300_799
 # A rank that is writing its checkpoint when it is told to stop gets this much longer.
 SAVE_S = 120.0
 
 Report = Callable[[dict[str, Any]], None]
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return values if isinstance(values, dict) else None
 
 
 def _runs(pid: int) -> bool:
@@ -44,7 +37,8 @@ def _runs(pid: int) -> bool:
 
 def _signal(pids: Iterable[int], number: int) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        # Another user's has the number of a rank that is gone.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
@@ -70,7 +64,7 @@ def watch(
     while agent.runs(POLL_S):
         seen.endings |= read_endings(paths)
         pids = {r: int(e["pid"]) for r, e in seen.endings.items() if r in own}
-        values = _read_json(paths.progress)
+        values = record.read_object(paths.progress)
         if values is not None and values != last_values:
             last_sign, last_values = time.monotonic(), values
             report(values)
@@ -117,6 +111,35 @@ def _oom_kills() -> int:
 
 
 def read_endings(paths: RunPaths) -> dict[int, dict[str, Any]]:
-    """What each rank has said so far of how far it came and how it ended."""
-    found = [_read_json(path) for path in paths.endings()]
-    return {int(ending["rank"]): ending for ending in found if ending is not None}
+    """What each rank has said so far of how far it came and how it ended.
+
+    A file that holds no ending, since it was damaged, counts as if it were not there.
+    """
+    found = [record.read_object(path) for path in paths.endings()]
+    return {ending["rank"]: ending for ending in found if _is_ending(ending)}
+
+
+def _is_ending(values: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+    """Whether all is there that is read of an ending, as `worker/process.py` writes it."""
+    if values is None:
+        return False
+    rank, pid, at, kind = (values.get(name) for name in ("rank", "pid", "time", "kind"))
+    return (
+        type(rank) is int
+        and rank >= 0
+        and type(pid) is int
+        and 1 < pid < 2**31  # a signal to 0 or to a negative number reaches whole groups
+        and isinstance(at, int | float)
+        and 0 <= at < MAX_TIME_S  # neither NaN nor infinite
+        and kind in record.STATUSES
+        and ("error" not in values or _is_error(values["error"]))
+    )
+
+
+def _is_error(values: Any) -> bool:
+    return (
+        isinstance(values, dict)
+        and isinstance(values.get("type"), str)
+        and isinstance(values.get("message"), str)
+        and isinstance(values.get("traceback", 0), str | None)
+    )

@@ -70,6 +70,7 @@ def rank_report(cell: Cell, segment: Segment, progress: Progress) -> dict[str, A
         "contended": [segment.contended, measured.contended(segment.nvml, segment.own_processes)],
         "cpu": (segment.cpu, cpu_times()),
         "threads": cell.threads,
+        "refused_images": cell.train.refused + cell.test.refused,
         "gpus_start": segment.gpus_start,
         "gpus_end": [asdict(gpu) for gpu in segment.nvml.state()],
     }

@@ -192,7 +192,8 @@ class Writer:
         if price is None:
             return {"price_per_hour": None, "cost": None}
         seconds = time.time() - self._cell.job.launched_at
-        seconds += sum(segment.get("wall_s") or 0.0 for segment in current.segments)
+        earlier = [segment.get("wall_s") for segment in current.segments]
+        seconds += sum(wall for wall in earlier if isinstance(wall, int | float))
         return {
             "price_per_hour": price,
             "cost": price * self._cell.job.plan.replicas * seconds / 3600,
@@ -290,6 +291,12 @@ def _forget_unprobed(current: Record) -> None:
 def _device_notes(metrics: dict[str, Any], ranks: list[dict[str, Any]]) -> list[str]:
     """What the devices' states say about the run's figures, and what a CPU has none of."""
     notes = []
+    refused = sum(rank["refused_images"] for rank in ranks)
+    if refused:
+        notes.append(
+            f"data.decode=device: {refused:,} times the host decoded a JPEG image that the device "
+            "refused; the log names the first"
+        )
     if metrics["peak_allocated_mib"] is None:
         notes.append(
             "peak_allocated_mib, peak_reserved_mib, peak_cached_mib: no CUDA device; see "

@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 
 from amp_sweep.config import DataConfig
-from amp_sweep.data import epoch_order, open_split, prepare, rank_batches
+from amp_sweep.data import Split, epoch_order, open_split, prepare, rank_batches
 from amp_sweep.data import pipeline as pipeline_module
+from amp_sweep.data.on_device import DecodedBatches
 
 pytestmark = [
     pytest.mark.gpu,
@@ -155,25 +156,68 @@ def test_files_of_different_sizes_become_squares_on_the_gpu(
     assert (torch.cat(found).float() - torch.cat(right).float()).abs().mean() < 2
 
 
-def test_decoding_ahead_never_writes_into_a_batch_that_is_still_read(photographs: Path) -> None:
-    """torchvision#9606: its decoder does not wait for kernels that read the memory it is given."""
+@pytest.fixture
+def decoder(photographs: Path) -> Iterator[Split]:
+    """The training images, decoded by the device; 0 to 94."""
     config = DataConfig(
         name="imagefolder", root=str(photographs), image_size=32, pipeline="loader", decode="device"
     )
     split = open_split(prepare(config), "train", config, torch.device("cuda", 0))
-    rows = torch.arange(95).repeat(20)[:1900].view(190, 10)
-    expected: dict[int, int] = {}
-    for raw in split.batches(rows[:19]):
+    yield split
+    split.close()
+
+
+def sums_at_once(split: Split) -> dict[int, int]:
+    """The sum of each image's pixels, where nothing is left to run while the next are decoded."""
+    found: dict[int, int] = {}
+    for raw in split.batches(torch.arange(95).view(19, 5)):
         assert raw.images is not None
         sums = raw.images.long().sum(dim=(1, 2, 3)).tolist()
-        expected |= dict(zip(raw.indices.tolist(), sums, strict=True))
-    slow = torch.randn(4096, 4096, device="cuda")
+        found |= dict(zip(raw.indices.tolist(), sums, strict=True))
+        torch.cuda.synchronize()
+    assert len(set(found.values())) > 60  # so that one image is told from another
+    return found
+
+
+def long_kernel() -> Callable[[], object]:
+    """Enqueues some milliseconds of work on the current stream, and no new memory."""
+    factor, product = torch.randn(2, 4096, 4096, device="cuda")
+    torch.cuda.synchronize()
+    return lambda: torch.mm(factor, factor, out=product)
+
+
+def test_decoding_ahead_never_writes_into_a_batch_that_is_still_read(decoder: Split) -> None:
+    """Memory of the decoder's stream, read by kernels of the consumer's."""
+    expected, work = sums_at_once(decoder), long_kernel()
     found = []
-    for raw in split.batches(rows):
+    for raw in decoder.batches(torch.arange(95).repeat(20).view(190, 10)):
         assert raw.images is not None
-        slow @ slow  # the sum below is read long after the host has gone on
+        work()  # the sum below is read long after the host has gone on
         found.append((raw.indices, raw.images.long().sum(dim=(1, 2, 3))))
         del raw
     for indices, sums in found:
         assert sums.tolist() == [expected[index] for index in indices.tolist()]
-    split.close()
+
+
+def test_decoding_ahead_never_writes_into_a_file_that_is_still_put_into_its_batch(
+    decoder: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchvision#9606: its decoder does not wait for kernels that read the memory it is given.
+
+    Here they are the decoder's own: those that make a batch of decoded files.
+    """
+    expected, work = sums_at_once(decoder), long_kernel()
+    sized = DecodedBatches._sized
+
+    def slowly(batches: DecodedBatches, image: torch.Tensor) -> torch.Tensor:
+        work()
+        return sized(batches, image)
+
+    monkeypatch.setattr(DecodedBatches, "_sized", slowly)
+    found = []
+    for raw in decoder.batches(torch.arange(95).repeat(4).view(38, 10)):
+        assert raw.images is not None
+        found.append((raw.indices, raw.images.long().sum(dim=(1, 2, 3))))
+        del raw
+    for indices, sums in found:
+        assert sums.tolist() == [expected[index] for index in indices.tolist()]

@@ -18,6 +18,7 @@ from amp_sweep.data import DataError, Unsupported, open_split, prepare
 from amp_sweep.data import on_device as on_device_module
 from amp_sweep.data.ahead import ahead
 from amp_sweep.data.decode import open_rgb
+from amp_sweep.worker.write import _device_notes
 
 MakeFolder = Callable[..., Path]
 MakeConfig = Callable[..., DataConfig]
@@ -167,6 +168,70 @@ def test_what_the_device_cannot_decode_the_host_does(
         list(split.batches([torch.arange(1)]))
 
 
+def raising(many: Exception, one: Exception | None) -> Callable[..., list[torch.Tensor]]:
+    """A decoder that raises for many files, and for a single one (None: decodes it)."""
+    real = on_device_module._decode_jpegs
+
+    def decode(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        error = many if len(jpegs) > 1 else one
+        if error is not None:
+            raise error
+        return real(jpegs, device)
+
+    return decode
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, torch.AcceleratorError])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_device_that_fails_is_no_refusal_of_a_file(
+    mixed: Path,
+    folder_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[RuntimeError],
+    alone: bool,
+) -> None:
+    config = settings(folder_config, mixed)
+    split = open_split(prepare(config), "train", config, CPU)
+    fails = kind("CUDA error")
+    decode = raising(RuntimeError("3"), fails) if alone else raising(fails, None)
+    monkeypatch.setattr(on_device_module, "_decode_jpegs", decode)
+    with pytest.raises(kind, match="CUDA error"):
+        list(split.batches([torch.arange(12)]))
+    assert split.refused == 0
+    if alone:  # nor is it a reason to say that there is no decoder
+        with pytest.raises(kind, match="CUDA error"):
+            open_split(prepare(config), "train", config, CPU)
+
+
+def test_refusals_are_counted_and_the_first_is_told(
+    mixed: Path,
+    folder_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = settings(folder_config, mixed)
+    split = open_split(prepare(config), "train", config, CPU)
+    list(split.batches([torch.arange(12)]))
+    assert split.refused == 0
+    error = RuntimeError("")
+    monkeypatch.setattr(on_device_module, "_decode_jpegs", raising(error, error))
+    for _ in range(2):
+        list(split.batches([torch.arange(12)]))
+    assert split.refused == 2 * 4  # 0, 5, 6 and 11 are plain
+    (told,) = caplog.messages
+    assert told.endswith(f"first {paths(mixed)[0]} (RuntimeError)")
+    host = dataclasses.replace(config, decode="host")
+    assert open_split(prepare(host), "train", host, CPU).refused == 0
+
+
+def test_the_record_says_how_many_images_the_device_refused() -> None:
+    metrics = {"peak_allocated_mib": [1.0]}
+    ranks = [{"gpus_end": [], "refused_images": count} for count in (0, 1234)]
+    (note,) = _device_notes(metrics, ranks)
+    assert note.startswith("data.decode=device: 1,234 times the host decoded a JPEG image")
+    assert _device_notes(metrics, ranks[:1]) == []
+
+
 def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -200,6 +265,21 @@ def test_a_file_of_another_size_than_before_is_told(
         list(split.batches([torch.arange(3)]))
 
 
+@pytest.mark.parametrize("decode", ["host", "device"])
+def test_a_replaced_file_of_the_same_size_is_noticed_at_the_next_start_only(
+    mixed: Path, folder_config: MakeConfig, picture: Picture, decode: str
+) -> None:
+    config = settings(folder_config, mixed, decode=decode)
+    prepared = prepare(config)
+    split = open_split(prepared, "train", config, CPU)
+    Image.fromarray(picture(40, 32, 77)).save(paths(mixed)[0], subsampling=0)
+    (raw,) = split.batches([torch.arange(1)])
+    assert raw.images is not None
+    expected = np.asarray(open_rgb(str(paths(mixed)[0]))).astype(int)
+    np.testing.assert_allclose(raw.images[0].numpy().astype(int), expected, atol=2)
+    assert prepare(config).digest != prepared.digest
+
+
 def test_an_epoch_that_is_left_early_does_not_disturb_the_next(
     mixed: Path, folder_config: MakeConfig
 ) -> None:
@@ -215,7 +295,8 @@ def test_an_epoch_that_is_left_early_does_not_disturb_the_next(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not compiled with nvJPEG support\nmore"),
-                                   ImportError("cannot import name 'decode_jpeg'")])  # fmt: skip
+                                   ImportError("cannot import name 'decode_jpeg'"),
+                                   RuntimeError(" \n")])  # fmt: skip
 def test_without_a_decoder_for_the_device_the_setting_is_told(
     mixed: Path, folder_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -320,6 +401,48 @@ def test_results_come_in_order_and_no_further_ahead_than_asked() -> None:
     assert found == [10 * item for item in range(20)]
     assert made == list(range(20))
     assert list(ahead(make, [], depth=1)) == []
+
+
+def test_what_is_done_is_not_kept_waiting_for_the_items() -> None:
+    begun = [threading.Event() for _ in range(5)]
+    found: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(5):
+            if item >= 2:
+                assert begun[item - 1].wait(10)  # so those before it are done
+            assert len(found) >= item - 2
+            yield item
+
+    def make(item: int) -> int:
+        begun[item].set()
+        return item
+
+    for result in ahead(make, items(), depth=4):
+        found.append(result)
+    assert found == list(range(5))
+
+
+def test_one_is_in_the_making_while_the_caller_is_slow() -> None:
+    made: list[int] = []
+    asked: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(12):
+            asked.append(item)
+            yield item
+
+    def make(item: int) -> int:
+        time.sleep(0.002)
+        made.append(item)
+        return item
+
+    for result in ahead(make, items(), depth=2):
+        assert len(asked) >= min(12, result + 2)
+        until = time.monotonic() + 10
+        while len(made) < len(asked) and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(0.002)  # by now all that were asked for are done
 
 
 def test_what_a_step_ahead_raises_comes_in_its_place() -> None:

@@ -1,10 +1,12 @@
 """What dies in the probes costs their figures: the training is over, and the cell completed."""
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,6 +120,22 @@ def test_a_sweep_that_is_killed_in_the_probes_trains_nothing_again(faulty: Comma
     assert next(command.folder.rglob("final.pt")).stat().st_mtime_ns == weights
 
 
+def test_what_an_earlier_run_said_never_completes_the_next(faulty: CommandLine) -> None:
+    command = faulty.with_environment(FAULT="is_killed:0:3")
+    assert command.train(*CELL).code == 1
+    stale = command.run_dir("none") / "rank1.ending.json"
+    stale.write_text(
+        json.dumps(
+            {"rank": 1, "pid": 2**22 + 1, "time": time.time(), "kind": "running", "trained": True}
+        )
+    )
+    again = command.train(*CELL, "force=true")
+    assert again.code == 1, again.text
+    found = command.only_record()
+    assert found.status == record.FAILED and not stale.exists()
+    assert found.error is not None and found.error["message"] == "rank 0 was killed by SIGKILL"
+
+
 def test_with_force_it_is_trained_anew(faulty: CommandLine) -> None:
     process = faulty.with_environment(FAULT=f"hangs:0:{FIRST_PROBE}").popen(*CELL)
     wait_for(lambda: '"probe memory"' in progress(faulty))
@@ -128,3 +146,29 @@ def test_with_force_it_is_trained_anew(faulty: CommandLine) -> None:
     found = faulty.only_record()
     assert found.metrics["memory_parameters_mib"] is not None
     assert not any(CUT_SHORT in note or "come to their end" in note for note in found.notes)
+
+
+DAMAGE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"segments": [{}]}, {}),
+    ({"segments": [{"started_at": None, "hostname": []}]}, {}),
+    ({"environment": {"slurm_job_ids": None}}, {"time": None}),
+    ({"metrics": {}}, {}),
+    ({}, {"rank": None}),
+]
+
+
+def test_a_damaged_record_of_a_killed_run_costs_no_other_cell(faulty: CommandLine) -> None:
+    seeds = ",".join(str(seed) for seed in range(len(DAMAGE)))
+    cells = ("-m", f"seed={seeds}", *CELL, "measure.probes=false")
+    assert faulty.train(*cells).code == 0
+    for path in record.find(faulty.folder / "outputs" / "matrix"):
+        found = json.loads(path.read_text())
+        of_record, of_ending = DAMAGE[found["cell"]["seed"]]
+        path.write_text(json.dumps({**found, "status": "running", **of_record}))
+        ending = {"rank": 0, "pid": 2**22 + 1, "time": time.time(), "kind": "running"}
+        said = {**ending, "trained": True, **of_ending}
+        path.with_name("rank0.ending.json").write_text(json.dumps(said))
+    again = faulty.train(*cells)
+    assert again.code == 0 and "Traceback" not in again.text, again.text
+    assert {found.status for found in faulty.records().values()} == {record.COMPLETED}
+    assert not list(faulty.folder.rglob("*.ending.json"))

@@ -202,6 +202,16 @@ def test_times_can_be_off_without_changing_the_losses(prepared: data.Prepared) -
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("steps", [0, 1, 255, 256, 257, 600])
+def test_the_values_of_many_steps_are_all_kept_in_order(steps: int) -> None:
+    values = engine._Values(CPU)
+    for step in range(steps):
+        values.add(torch.tensor([float(step)]))
+    joined = values.joined()
+    assert joined.dtype == torch.float32
+    assert joined.tolist() == list(range(steps))
+
+
 # ------------------------------------------------------------------ evaluation
 
 

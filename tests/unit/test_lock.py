@@ -283,6 +283,20 @@ def test_an_unreadable_lock_is_held_while_fresh_and_stale_when_old(
     assert taken(path)
 
 
+def test_a_fifo_in_the_place_of_a_lock_is_held_while_fresh_and_stale_when_old(path: Path) -> None:
+    os.mkfifo(path)
+    assert lock.read_owner(path) == {}
+    assert not taken(path)
+    os.utime(path, (1000, 1000))
+    assert taken(path)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_lock_that_is_nested_too_deep_is_an_unreadable_one(path: Path) -> None:
+    path.write_text("[" * 100_000)
+    assert lock.read_owner(path) == {}
+
+
 @pytest.mark.parametrize("changes", [{"pid": "x"}, {"pid": None}, {"started": None}])
 def test_an_owner_here_that_cannot_be_looked_up_is_dead(path: Path, changes: Any) -> None:
     write_owner(path, **changes)

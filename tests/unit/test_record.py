@@ -450,3 +450,50 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, what
         path.symlink_to("/dev/null")
     with pytest.raises(record.RecordError, match="not a regular file"):
         record.read(path)
+
+
+@pytest.mark.parametrize("what", ["fifo", "device", "folder", "too large", "nothing"])
+def test_only_regular_files_are_read_and_nobody_waits(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "file"
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "device":
+        path.symlink_to("/dev/zero")
+    elif what == "folder":
+        path.mkdir()
+    elif what == "too large":
+        path.write_bytes(b"123456789")
+    with pytest.raises(OSError) as caught:
+        record.read_regular(path, max_bytes=8)
+    assert caught.value.filename == str(path) or caught.value.filename == path
+    assert record.read_object(path) is None
+
+
+def test_a_regular_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345678")
+    assert record.read_regular(path, max_bytes=8) == b"12345678"
+    with path.open("wb") as file:
+        file.truncate(record.MAX_BYTES + 1)
+    assert len(record.read_regular(path, max_bytes=None)) == record.MAX_BYTES + 1
+    with pytest.raises(OSError, match="larger than 64 MiB"):
+        record.read_regular(path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "null", "\x00", "[" * 100_000])
+def test_a_small_file_without_an_object_is_as_good_as_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "file"
+    path.write_text(content)
+    assert record.read_object(path) is None
+    path.write_text('{"train_loss": NaN}')
+    values = record.read_object(path)
+    assert values is not None and math.isnan(values["train_loss"])
+
+
+def test_a_record_that_cannot_be_looked_for_is_not_one_that_is_not_there(tmp_path: Path) -> None:
+    assert record.read_if_there(tmp_path / "record.json") is None
+    file = tmp_path / "file"
+    file.touch()
+    assert record.read_if_there(file / "record.json") is None
+    with pytest.raises(record.RecordError, match="too long"):
+        record.read_if_there(tmp_path / ("x" * 300) / "record.json")

@@ -111,6 +111,19 @@ def test_a_fifo_in_the_place_of_a_small_file_keeps_nobody_waiting(tmp_path: Path
     assert status.status_and_detail(here, found(record.PENDING)) == (record.PENDING, "")
 
 
+def test_a_fifo_in_the_place_of_the_lock_keeps_nobody_waiting(paths: RunPaths) -> None:
+    os.mkfifo(paths.lock)
+    kind, words = status.status_and_detail(paths, found(record.RUNNING))
+    assert (kind, words) == (record.RUNNING, "starting; process ? on ?")  # as an unreadable one
+    os.utime(paths.lock, (1000, 1000))
+    assert status.status_and_detail(paths, found(record.RUNNING))[0] == record.INTERRUPTED
+
+
+def test_files_that_cannot_be_looked_at_name_no_job(tmp_path: Path) -> None:
+    nowhere = RunPaths(tmp_path / ("x" * 300))  # a name that the system refuses
+    assert status._ask_slurm([nowhere.record]) == (None, None)
+
+
 def test_a_cell_whose_job_slurm_forgot_says_so(paths: RunPaths) -> None:
     kind, words = status.status_and_detail(paths, found(record.PENDING), {})
     assert (kind, words) == (record.PENDING, "job 12_3 which SLURM does not know")

@@ -1,0 +1,45 @@
+"""Ranks that are still there when the command that started them was killed, and is given again."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from amp_sweep import record
+from tests.conftest import CommandLine, wait_for
+from tests.integration.test_faults import group_members, past_first_epoch, pid_of_rank
+
+CELL = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=2")
+
+
+@pytest.fixture
+def frozen(command: CommandLine) -> Iterator[tuple[CommandLine, int]]:
+    """A run in its second epoch whose launcher was killed; its only rank cannot notice that."""
+    command.with_faults()
+    process = command.with_environment(SLOW="0.1").popen(*CELL)
+    wait_for(past_first_epoch(command))
+    rank = pid_of_rank(command, 0)
+    os.kill(rank, signal.SIGSTOP)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    yield command, rank
+    for pid in group_members(process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_no_cell_begins_beside_a_rank_of_an_earlier_run(
+    frozen: tuple[CommandLine, int], force: bool
+) -> None:
+    command, rank = frozen
+    assert psutil.Process(rank).status() == psutil.STATUS_STOPPED
+    again = command.train(*CELL, f"force={force}")
+    assert again.code == 0, again.text
+    # It would go on writing the record and checkpoints as soon as it is woken up.
+    assert not psutil.pid_exists(rank) or psutil.Process(rank).status() == psutil.STATUS_ZOMBIE
+    found = command.only_record()
+    assert found.status == record.COMPLETED
+    assert len(found.segments) == (1 if force else 2)
