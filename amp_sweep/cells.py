@@ -125,11 +125,18 @@ def write_pending(cells: list[Cell]) -> None:
 
 
 def write_invalid(cell: Cell, reason: str, here: Preparation) -> Record:
-    """The record of a cell that cannot be honoured on this machine, written and returned."""
+    """The record of a cell that cannot be honoured on this machine, written and returned.
+
+    One that another machine can resume stays as it is: only this command says why it did not.
+    """
     result = launch.record_for(cell.config, list(cell.overrides))
     result.status = record.INVALID
     result.environment = here.environments[cell.config.device]
     result.error = record.error_of("Invalid", reason)
-    with contextlib.suppress(LockHeld), Lock(RunPaths(cell.root).lock):
-        record.write(RunPaths(cell.root).record, result)
+    paths = RunPaths(cell.root)
+    with contextlib.suppress(LockHeld), Lock(paths.lock):
+        there = read(cell)
+        resumable = there is not None and there.status in record.RESUMED_AGAIN
+        if cell.config.force or not (resumable and paths.last_checkpoint.exists()):
+            record.write(paths.record, result)
     return result

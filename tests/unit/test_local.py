@@ -81,3 +81,19 @@ def test_a_cell_about_which_nothing_can_be_written_does_not_end_the_sweep(
     monkeypatch.setattr(record, "write_atomic", full)
     assert train(cell) == []
     assert "No space left on device" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(("checkpoint", "status"), [(True, "interrupted"), (False, "invalid")])
+def test_what_another_machine_can_resume_is_not_overwritten(
+    cell: Cell, checkpoint: bool, status: str
+) -> None:
+    paths = RunPaths(cell.root)
+    paths.ending(0).unlink()
+    found = record.read(paths.record)
+    found.status = record.INTERRUPTED
+    record.write(paths.record, found)
+    if checkpoint:
+        paths.checkpoints.mkdir()
+        paths.last_checkpoint.write_bytes(b"a checkpoint")
+    assert train(cell) == []
+    assert record.read(paths.record).status == status
