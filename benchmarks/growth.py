@@ -352,7 +352,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="README.md and growth.json")
     options = parser.parse_args(argv)
     if options.small:
-        options.images, options.epochs, options.repeats, options.seeds = 64, 2, 2, 2
+        options.images, options.epochs, options.repeats, options.seeds = 64, 2, 1, 2
         options.device = "cpu"
     load = os.getloadavg()[0]
     pieces: list[str] = []
