@@ -137,6 +137,7 @@ def write_invalid(cell: Cell, reason: str, here: Preparation) -> Record:
     with contextlib.suppress(LockHeld), Lock(paths.lock):
         there = read(cell)
         resumable = there is not None and there.status in record.RESUMED_AGAIN
-        if cell.config.force or not (resumable and paths.last_checkpoint.exists()):
+        saved = paths.last_checkpoint.exists() or paths.previous_checkpoint.exists()
+        if cell.config.force or not (resumable and saved):
             record.write(paths.record, result)
     return result

@@ -404,6 +404,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     cell = ("checkpoint.every_steps=4", *FAULTY)
     process = faulty.with_environment(SLOW="0.05").popen(*cell)
     wait_for(past_first_epoch(faulty))
+
+    def frozen_with_both() -> bool:
+        # Between two renames there is no last one for a moment.
+        os.killpg(process.pid, signal.SIGSTOP)
+        there = all([*faulty.folder.rglob(f"{name}.pt")] for name in ("last", "previous"))
+        if not there:
+            os.killpg(process.pid, signal.SIGCONT)
+        return there
+
+    wait_for(frozen_with_both)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=30)
     last = next(faulty.folder.rglob("last.pt"))
