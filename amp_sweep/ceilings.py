@@ -5,15 +5,15 @@ Never a table of data sheets: those hold for other clocks, other power limits an
 
 import contextlib
 import json
-import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from amp_sweep import record
 
 # The number formats that have a ceiling of their own.
 FORMATS = ("float32", "tf32", "float16", "bfloat16")
@@ -84,7 +84,7 @@ def _identity(device: torch.device, name: str, driver: str | None) -> str:
 
 def _read(path: Path) -> dict[str, float]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(record.read_regular(path))
         return {str(key): float(value) for key, value in values.items() if float(value) > 0}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return {}
@@ -92,10 +92,7 @@ def _read(path: Path) -> dict[str, float]:
 
 def _write(path: Path, values: dict[str, float]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(values, file, indent=1)
-    Path(name).replace(path)
+    record.write_atomic(path, json.dumps(values, indent=1))
 
 
 @contextlib.contextmanager

@@ -359,6 +359,16 @@ def test_the_plane_of_the_front_has_the_fronts_own_figures(
     assert points == {(speed.mean, memory.mean) for speed, memory in figures if speed.n}
 
 
+def assert_marked(figure: Figure) -> None:
+    """One contended and one stitched cell are named so, and the words are explained."""
+    texts = [text for text, _ in texts_of(figure)[0]]
+    for mark in ("contended", "stitched"):
+        assert sum(text.endswith(mark) for text in texts) == 1, (mark, texts)
+    explained = " ".join(" ".join(texts).split())
+    assert "Contended: other processes used the device" in explained
+    assert "Stitched: interrupted and resumed" in explained
+
+
 def test_disturbed_cells_are_marked_and_the_mark_is_explained(tmp_path: Path) -> None:
     write_run(tmp_path, metrics={"contended": True})
     write_run(tmp_path, "dp", segments=2)
@@ -366,12 +376,7 @@ def test_disturbed_cells_are_marked_and_the_mark_is_explained(tmp_path: Path) ->
     comparison, frame = loaded(tmp_path / "matrix")
     made = {each.name: each.figure for each in pictures.draw(comparison, frame).pictures}
     for kind in ("throughput", "pareto", "heatmap-speed", "heatmap-time"):
-        texts = [text for text, _ in texts_of(made[kind])[0]]
-        for mark in ("contended", "stitched"):
-            assert sum(text.endswith(mark) for text in texts) == 1, (kind, mark, texts)
-        explained = " ".join(" ".join(texts).split())
-        assert "Contended: other processes used the device" in explained
-        assert "Stitched: interrupted and resumed" in explained
+        assert_marked(made[kind])
     # Memory and accuracy do not depend on the clock.
     for kind in ("heatmap-memory", "heatmap-accuracy"):
         assert "ontended" not in " ".join(text for text, _ in texts_of(made[kind])[0])
@@ -394,12 +399,7 @@ def test_curves_step_times_and_shares_of_disturbed_cells_are_marked_too(tmp_path
     comparison, frame = loaded(tmp_path / "matrix")
     made = {each.name: each.figure for each in pictures.draw(comparison, frame).pictures}
     for kind in ("training", "time-to-accuracy", "step-times", "time"):
-        texts = [text for text, _ in texts_of(made[kind])[0]]
-        for mark in ("contended", "stitched"):
-            assert sum(text.endswith(mark) for text in texts) == 1, (kind, mark, texts)
-        explained = " ".join(" ".join(texts).split())
-        assert "Contended: other processes used the device" in explained
-        assert "Stitched: interrupted and resumed" in explained
+        assert_marked(made[kind])
         assert collisions(made[kind]) == []
 
 
