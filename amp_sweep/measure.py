@@ -52,7 +52,10 @@ def synchronize(devices: Sequence[torch.device]) -> None:
 
 @dataclass
 class StepTimes:
-    """Milliseconds per step of one epoch: in all, waiting for the batch, preparing the input."""
+    """Milliseconds per step of one epoch: in all, waiting for the batch, preparing the input.
+
+    `input_ms` is NaN at steps where it was not timed.
+    """
 
     step_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     wait_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
@@ -70,60 +73,85 @@ class StepTimes:
 
 
 class StepClock:
-    """Marks three moments a step: the batch is there, the input is ready, the step is done.
+    """Marks up to three moments a step: the batch is there, the input is ready, the step is done.
 
     On CUDA the marks are events on the current stream, so that a wait is one of the device, not
     of the host that runs ahead of it; they are read in `epoch_times`, and nothing waits before.
+
+    An event costs a step that waits for its host more than it costs the device. `resident`: the
+    images lie on the device, where no batch is waited for and each input is the same work; there
+    it is timed at every `INPUT_EVERY`-th step.
     """
 
-    def __init__(self, device: torch.device, enabled: bool = True) -> None:
+    INPUT_EVERY = 8
+    _BATCH, _INPUT, _STEP = range(3)
+
+    def __init__(
+        self, device: torch.device, enabled: bool = True, *, resident: bool = False
+    ) -> None:
+        self._device = device
         self._cuda = device.type == "cuda"
         self._enabled = enabled
+        self._sparse = self._cuda and resident
+        self._stream: torch.cuda.Stream | None = None
         self._events: list[torch.cuda.Event] = []
         self._times: list[float] = []
-        self._marks = 0
+        self._kinds: list[int] = []  # of each mark but the first
+        self._steps = 0
 
     def start_epoch(self) -> None:
         """Begin an epoch, or go on in the middle of one."""
-        self._marks = 0
+        self._kinds.clear()
         self._times.clear()
+        self._steps = 0
+        if self._enabled and self._cuda:
+            self._stream = torch.cuda.current_stream(self._device)
         self._mark()
 
     def batch_there(self) -> None:
         """The batch has reached the device."""
-        self._mark()
+        if not self._sparse:
+            self._mark(self._BATCH)
 
     def input_ready(self) -> None:
         """Decoded, resized and normalised."""
-        self._mark()
+        if not self._sparse or self._steps % self.INPUT_EVERY == self.INPUT_EVERY - 1:
+            self._mark(self._INPUT)
 
     def step_done(self) -> None:
         """The update is done."""
-        self._mark()
+        self._steps += 1
+        self._mark(self._STEP)
 
-    def _mark(self) -> None:
+    def _mark(self, kind: int | None = None) -> None:
         if not self._enabled:
             return
+        if kind is not None:
+            self._kinds.append(kind)
         if not self._cuda:
             self._times.append(time.perf_counter())
             return
-        if self._marks == len(self._events):
+        index = len(self._kinds)
+        if index == len(self._events):
             self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-        self._events[self._marks].record()
-        self._marks += 1
+        self._events[index].record(self._stream)
 
     def epoch_times(self) -> StepTimes:
         """The epoch's times; call it after the devices were synchronised."""
         if not self._enabled:
             return StepTimes()
         if self._cuda:
-            used = self._events[: self._marks]
-            gaps = [a.elapsed_time(b) for a, b in itertools.pairwise(used)]
-            intervals = np.array(gaps)
+            used = self._events[: len(self._kinds) + 1]
+            intervals = np.array([a.elapsed_time(b) for a, b in itertools.pairwise(used)])
         else:
             intervals = np.diff(np.array(self._times)) * 1e3
-        parts = intervals.reshape(-1, 3)
-        return StepTimes(step_ms=parts.sum(axis=1), wait_ms=parts[:, 0], input_ms=parts[:, 1])
+        kinds = np.array(self._kinds, dtype=np.int64)
+        steps = np.cumsum(kinds == self._STEP) - (kinds == self._STEP)  # that each mark is of
+        wait_ms, input_ms = np.zeros(self._steps), np.full(self._steps, np.nan)
+        wait_ms[steps[kinds == self._BATCH]] = intervals[kinds == self._BATCH]
+        input_ms[steps[kinds == self._INPUT]] = intervals[kinds == self._INPUT]
+        step_ms = np.asarray(np.bincount(steps, intervals, self._steps), dtype=np.float64)
+        return StepTimes(step_ms=step_ms, wait_ms=wait_ms, input_ms=input_ms)
 
 
 def step_metrics(epochs: Sequence[StepTimes]) -> dict[str, float | None]:
@@ -152,8 +180,14 @@ def step_metrics(epochs: Sequence[StepTimes]) -> dict[str, float | None]:
         "step_ms_p95": p95,
         "step_ms_p99": p99,
         "data_wait_frac": float(sum(item.wait_ms.sum() for item in counted)) / total,
-        "input_work_frac": float(sum(item.input_ms.sum() for item in counted)) / total,
+        "input_work_frac": _share_of_timed(np.concatenate([e.input_ms for e in counted]), steps),
     }
+
+
+def _share_of_timed(part_ms: NDArray[np.float64], steps_ms: NDArray[np.float64]) -> float | None:
+    """The part's share in the time of those steps in which it was timed (is not NaN)."""
+    timed = ~np.isnan(part_ms)
+    return float(part_ms[timed].sum() / steps_ms[timed].sum()) if timed.any() else None
 
 
 def throughput(

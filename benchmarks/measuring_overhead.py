@@ -90,7 +90,8 @@ def measure(settings: RunConfig, pairs: int, steps: int, epoch: int) -> Overhead
         batch = settings.data.batch_size
         rows = order.repeat(-(-steps * batch // len(order)))[: steps * batch].view(steps, batch)
         nvml, spent = energy.open_nvml(cell.devices), energy.Energy()
-        clocks = {on: StepClock(cell.device, on) for on in (True, False)}
+        resident = cell.train.placement == "device"
+        clocks = {on: StepClock(cell.device, on, resident=resident) for on in (True, False)}
 
         def window_s(on: bool) -> float:
             started = time.perf_counter()

@@ -200,7 +200,7 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
                 sync_batch_norm=settings.parallel.sync_batch_norm,
             )
     if chosen.compile != "off":
-        wrapped = _compiled(wrapped, loss, train, speedups.COMPILE_MODES[chosen.compile])
+        _compile(wrapped, train, speedups.COMPILE_MODES[chosen.compile])
     parameters = list(loss.parameters())
     optimizer = (
         optim.build_optimizer(
@@ -244,19 +244,13 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
     )
 
 
-def _compiled(
-    wrapped: nn.Module, loss: precision.ClassifierLoss, train: data.Split, mode: str | None
-) -> nn.Module:
-    """`wrapped`, to be compiled with its input when it is first called.
+def _compile(wrapped: nn.Module, train: data.Split, mode: str | None) -> None:
+    """Have `wrapped` compiled with its input when it is first called.
 
-    DDP sends a gradient when its backward pass is done, and a compiled region gives all of its
-    gradients at once: the network's children are compiled apart, so that one's are on their way
-    while the next one computes.
+    In place, so that it stays what it is. As a whole, also under DDP: there PyTorch splits the
+    region where DDP's buckets of gradients end, so that one is on its way while the next is
+    computed. (Children compiled one by one stay as they are where a child is PyTorch's own
+    container: PyTorch 2.11 steps over its code.)
     """
     train.compile(mode)
-    if wrapped is loss:
-        compiled: nn.Module = torch.compile(loss, mode=mode, dynamic=False)  # type: ignore[assignment]
-        return compiled
-    for child in loss.network.children():
-        child.compile(mode=mode, dynamic=False)
-    return wrapped
+    wrapped.compile(mode=mode, dynamic=False)

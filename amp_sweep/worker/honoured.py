@@ -20,15 +20,16 @@ SCHEDULERS = {"plateau": ReduceLROnPlateau, "cosine": CosineAnnealingLR, "consta
 
 def seen_by_rank(cell: Cell, observed: Observed) -> dict[str, Any]:
     """What this rank's objects and its first step say about themselves; plain values."""
-    wrapped = getattr(cell.trainer.loss, "_orig_mod", cell.trainer.loss)  # inside torch.compile
     grouped = dist.is_initialized()
     return {
-        "parallel": _parallel(wrapped),
+        "parallel": _parallel(cell.trainer.loss),
         "world_size": dist.get_world_size() if grouped else 1,
         "backend": dist.get_backend() if grouped else None,
         "images": {device: list(shape) for device, (shape, _) in observed.images.items()},
         "channels_last": sorted({last for _, last in observed.images.values()}),
         "devices": sorted(kinds for kinds in observed.by_device),
+        "compiled": cell.speedups.compile != "off"
+        and (observed.layers == 0 or observed.uncompiled < observed.layers),
     }
 
 
@@ -70,6 +71,11 @@ def differences(cell: Cell, progress: Progress, ranks: Sequence[dict[str, Any]])
             isinstance(cell.trainer.optimizer, MasterAdamW),
         ),
         ("kept threads", cell.speedups.keep_threads, isinstance(cell.trainer.loss, KeptThreads)),
+        (
+            "compiled layers",
+            [cell.speedups.compile != "off"],
+            sorted({rank["compiled"] for rank in ranks}),
+        ),
         ("CUDA graph", cell.speedups.cuda_graph, cell.trainer.graph is not None),
         ("scheduler", SCHEDULERS[settings.scheduler.name], type(cell.scheduler)),
         ("epochs", settings.epochs, progress.epoch),

@@ -66,6 +66,7 @@ def rank_report(cell: Cell, segment: Segment, progress: Progress) -> dict[str, A
         "peak_rss_above_mib": max(0.0, peak_rss_mib - segment.rss_before_mib),
         "startup_s": segment.startup_s,
         "compile_s": segment.compile_s,
+        "uncompiled": (seen.uncompiled, seen.layers),
         "energy": asdict(progress.energy),
         "contended": [segment.contended, measured.contended(segment.nvml, segment.own_processes)],
         "cpu": (segment.cpu, cpu_times()),

@@ -125,7 +125,8 @@ def _train_epochs(
 ) -> bool:
     """Train until the last epoch (True), or until a stop is asked for and saved (False)."""
     settings, ranks = cell.config, cell.ranks
-    clock = StepClock(cell.device, settings.measure.step_times)
+    resident = cell.train.placement == "device"
+    clock = StepClock(cell.device, settings.measure.step_times, resident=resident)
     last_save = time.monotonic()
     while progress.epoch < settings.epochs:
         order = data.epoch_order(

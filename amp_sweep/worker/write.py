@@ -154,7 +154,9 @@ class Writer:
             for note in (*figures.notes(), *_device_notes(current.metrics, ranks)):
                 current.note(note)
             for name, value in current.metrics.items():
-                if value is None and name.startswith(("step_ms", "data_wait", "input_work")):
+                if value is None and name == "input_work_frac" and cell.speedups.cuda_graph:
+                    current.note("input_work_frac: the input is a part of the CUDA graph")
+                elif value is None and name.startswith(("step_ms", "data_wait", "input_work")):
                     current.note(f"{name}: no step left after the warm-up, or step times are off")
                 if value is None and name == "compile_s":
                     current.note("compile_s: nothing was compiled")
@@ -297,6 +299,9 @@ def _device_notes(metrics: dict[str, Any], ranks: list[dict[str, Any]]) -> list[
             f"data.decode=device: {refused:,} times the host decoded a JPEG image that the device "
             "refused; the log names the first"
         )
+    uncompiled, layers = max(rank["uncompiled"] for rank in ranks)
+    if uncompiled:
+        notes.append(f"memory.compile: {uncompiled} of {layers} layers were not compiled")
     if metrics["peak_allocated_mib"] is None:
         notes.append(
             "peak_allocated_mib, peak_reserved_mib, peak_cached_mib: no CUDA device; see "

@@ -46,6 +46,71 @@ def test_the_clock_tells_waiting_from_input_work_from_the_step() -> None:
     assert found.step_ms.sum() <= elapsed_ms
 
 
+class FakeEvent:
+    """A CUDA event on a timeline on which each record takes a millisecond."""
+
+    made = now = 0
+
+    def __init__(self, **_options: object) -> None:
+        type(self).made += 1
+        self.at = 0
+
+    def record(self, _stream: object) -> None:
+        type(self).now += 1
+        self.at = self.now
+
+    def elapsed_time(self, other: "FakeEvent") -> float:
+        return float(other.at - self.at)
+
+
+@pytest.fixture
+def timeline(monkeypatch: pytest.MonkeyPatch) -> type[FakeEvent]:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
+    FakeEvent.made = FakeEvent.now = 0
+    return FakeEvent
+
+
+def test_where_images_lie_on_the_device_a_step_costs_one_event_and_its_input_is_sampled(
+    timeline: type[FakeEvent],
+) -> None:
+    every = StepClock.INPUT_EVERY
+    clock = StepClock(torch.device("cuda", 0), resident=True)
+    for _ in range(2):  # the events of the first epoch serve the second
+        run_steps(clock, [(0, 0, 0)] * (2 * every + 1))
+        found = clock.epoch_times()
+        assert timeline.made == 1 + 2 * every + 1 + 2
+        timed = [every - 1, 2 * every - 1]
+        assert np.flatnonzero(~np.isnan(found.input_ms)).tolist() == timed
+        assert found.input_ms[timed].tolist() == [1, 1]
+        assert found.wait_ms.tolist() == [0] * (2 * every + 1)
+        expected = np.ones(2 * every + 1)
+        expected[timed] = 2
+        assert found.step_ms.tolist() == expected.tolist()
+
+
+def test_where_images_are_fetched_every_wait_and_every_input_is_timed(
+    timeline: type[FakeEvent],
+) -> None:
+    clock = StepClock(torch.device("cuda", 0))
+    run_steps(clock, [(0, 0, 0)] * 5)
+    found = clock.epoch_times()
+    assert timeline.now == 1 + 3 * 5
+    assert (found.step_ms.tolist(), found.wait_ms.tolist()) == ([3] * 5, [1] * 5)
+    assert found.input_ms.tolist() == [1] * 5
+
+
+def test_a_step_that_is_one_graph_has_no_times_of_its_parts() -> None:
+    clock = StepClock(CPU)
+    clock.start_epoch()
+    for _ in range(3):
+        clock.step_done()
+    found = clock.epoch_times()
+    assert len(found.step_ms) == 3 and found.wait_ms.tolist() == [0] * 3
+    assert np.isnan(found.input_ms).all()
+    assert step_metrics([found, found])["input_work_frac"] is None
+
+
 def test_each_epoch_is_timed_anew() -> None:
     clock = StepClock(CPU)
     run_steps(clock, [(0, 0, 0)] * 5)
@@ -87,6 +152,11 @@ def test_the_figures_are_those_of_all_epochs_but_the_first() -> None:
     assert found["data_wait_frac"] == pytest.approx(0.25)
     assert found["input_work_frac"] == pytest.approx(0.125)
     assert all(type(value) is float for value in found.values())
+
+
+def test_the_share_of_the_input_is_that_of_the_steps_in_which_it_was_timed() -> None:
+    timed = StepTimes(np.array([10.0, 90.0]), np.zeros(2), np.array([1.0, math.nan]))
+    assert step_metrics([timed, timed])["input_work_frac"] == pytest.approx(0.1)
 
 
 def test_shares_are_of_the_time_and_not_means_of_shares() -> None:

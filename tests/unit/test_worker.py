@@ -354,7 +354,7 @@ def test_compiling_ahead_leaves_the_random_numbers_that_a_network_draws_itself(
     assert compile_ahead(cell, Observed()) is not None
     after = drawn()
     seed_all(0)
-    assert after == drawn() and len(calls) == 2
+    assert after == drawn() and len(calls) == 3
     cell.train.close()
     cell.test.close()
 
