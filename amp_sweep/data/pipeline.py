@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from amp_sweep.data.ahead import ahead
+from amp_sweep.data.fused_input import FusedInput, fused_input
 from amp_sweep.data.loader import (
     ArticleBatches,
     FileImages,
@@ -53,7 +54,8 @@ def open_split(
     """One part of the data, ready for one device. Raises DataError.
 
     `placement=auto` keeps both parts on the device where they take up to a quarter of its
-    free memory (of a CPU's available memory), else on the host.
+    free memory (of a CPU's available memory), else on the host. What makes the input is settled
+    here, and compiled where a kernel of our own does: see `Split.fused`.
     """
     if config.pipeline == "resident":
         if not prepared.stored:
@@ -94,6 +96,7 @@ class Split:
         # pixels) the other one takes 2.7 times as long.
         shrinks = prepared.height > self._size or prepared.width > self._size
         self._antialias = shrinks or device.type == "cpu"
+        self._fused: FusedInput | None = None
         self._input = self._made
         labels = torch.tensor(map_array(labels_path(prepared.folder, part)))
         self.labels = labels.to(device)
@@ -105,6 +108,8 @@ class Split:
         pinned = device.type == "cuda"
         if on_device:
             self._resident = self._upload(images)
+            if device.type == "cuda" and not shrinks:
+                self._fused = self._one_launch(self._resident)
         elif config.pipeline == "resident":
             self._host = images
         elif config.pipeline == "loader" and config.decode == "device":
@@ -149,22 +154,28 @@ class Split:
     def to_input(self, raw: Raw) -> tuple[torch.Tensor, torch.Tensor]:
         """What the network sees: float32 [b, 3, size, size], and labels, int64 [b].
 
-        Kernels where the data are on the device: two gathers, one for conversion and
-        normalisation, one to resize, one for the memory format; no synchronisation.
+        Where the images are on the device there is no synchronisation. `fused`, it is one kernel;
+        else two gathers, one kernel for conversion and normalisation, one to resize, one for the
+        memory format.
         """
+        if self._fused is not None:
+            return self._fused(raw.indices)
         return self._input(raw)
 
     def compile(self, mode: str | None) -> None:
-        """Make inputs by compiled code, from the next one on; `mode` is torch.compile's."""
-        self._input = torch.compile(self._made, mode=mode, dynamic=False)
+        """Make inputs by compiled code, from the next one on; `mode` is torch.compile's.
+
+        A `fused` input is one kernel already and stays as it is.
+        """
+        if self._fused is None:
+            self._input = torch.compile(self._made, mode=mode, dynamic=False)
 
     def _made(self, raw: Raw) -> tuple[torch.Tensor, torch.Tensor]:
         labels = self.labels.index_select(0, raw.indices)
         if self.placement == "pil" and raw.images is not None:
             return self._in_format(raw.images), labels
         if self._resident is not None:
-            pixels = self._resident.index_select(0, raw.indices)
-            pixels = pixels.permute(0, 3, 1, 2) if self._stays_in_place else pixels
+            pixels = self._channels_first(self._resident.index_select(0, raw.indices))
         elif raw.images is not None:
             pixels = raw.images.permute(0, 3, 1, 2)
             # One byte a pixel now or four later: the resize would do it anyway.
@@ -175,7 +186,8 @@ class Split:
 
     def stored(self) -> list[torch.Tensor]:
         """What lies on the device for good: labels, constants and, where they do, the images."""
-        kept = (self.labels, self._scale, self._bias, self._resident)
+        constants = None if self._fused is None else self._fused.constants
+        kept = (self.labels, self._scale, self._bias, constants, self._resident)
         return [tensor for tensor in kept if tensor is not None]
 
     def close(self) -> None:
@@ -187,6 +199,11 @@ class Split:
     def refused(self) -> int:
         """Images that the device should have decoded and the host did, so far."""
         return getattr(self._batches, "refused", 0)
+
+    @property
+    def fused(self) -> bool:
+        """Whether one kernel makes the input: images on a CUDA device, not shrunk, with Triton."""
+        return self._fused is not None
 
     @property
     def _stays_in_place(self) -> bool:
@@ -208,6 +225,15 @@ class Split:
             chunk = chunk.to(self._device)
             resident[start : start + step] = chunk.permute(0, 3, 1, 2) if moved else chunk
         return resident
+
+    def _channels_first(self, resident: torch.Tensor) -> torch.Tensor:
+        """A view of uploaded images with the axes [count, channels, height, width]."""
+        return resident.permute(0, 3, 1, 2) if self._stays_in_place else resident
+
+    def _one_launch(self, resident: torch.Tensor) -> FusedInput | None:
+        pixels = self._channels_first(resident)
+        affine = None if self._scale is None or self._bias is None else (self._scale, self._bias)
+        return fused_input(pixels, self.labels, affine, self._size, self._channels_last)
 
     def _fetched(self, rows: list[torch.Tensor]) -> Iterator[torch.Tensor]:
         if self._batches is not None:

@@ -273,6 +273,7 @@ class Writer:
             "test_images": cell.prepared.test_count,
             "data_digest": cell.prepared.digest,
             "data_placement": cell.train.placement,
+            "fused_input": cell.train.fused,
             "image_size": cell.config.data.image_size,
             "outputs": cell.outputs,
             "threads": cell.threads,

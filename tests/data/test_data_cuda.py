@@ -1,6 +1,9 @@
 """The same on a GPU; `python -m pytest tests/data/test_data_cuda.py` there."""
 
 import dataclasses
+import importlib.util
+import logging
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.profiler import ProfilerActivity, profile
 
 from amp_sweep.config import DataConfig
-from amp_sweep.data import Split, epoch_order, open_split, prepare, rank_batches
+from amp_sweep.data import Raw, Split, epoch_order, fused_input, open_split, prepare, rank_batches
 from amp_sweep.data import pipeline as pipeline_module
 from amp_sweep.data.on_device import DecodedBatches
+from amp_sweep.probes import busy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -81,6 +86,92 @@ def test_an_epoch_does_not_make_the_host_wait_for_the_device(
         split.to_input(raw)
 
 
+def resident(size: int, channels_last: bool = True) -> Split:
+    """50 images of 32 pixels on the device, to be `size` pixels large."""
+    config = DataConfig(
+        name="synthetic", image_size=size, train_images=50, test_images=5, placement="device"
+    )
+    return open_split(prepare(config), "train", config, torch.device("cuda", 0), channels_last)
+
+
+def operations(split: Split, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images and labels by PyTorch's operations."""
+    return split._made(Raw(rows, None))
+
+
+with_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="no Triton here"
+)
+
+
+@with_triton
+@pytest.mark.parametrize("size", [32, 63, 227])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_input_of_resident_images_is_one_kernel(size: int, channels_last: bool) -> None:
+    split = resident(size, channels_last)
+    assert split.fused
+    split.compile(None)  # changes nothing
+    rows = torch.tensor([7, 49, 7, 0, 12], device="cuda")
+    expected, expected_labels = operations(split, rows)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        images, labels = split.to_input(Raw(rows, None))
+        torch.cuda.synchronize()
+    events = profiler.profiler.kineto_results.events()
+    assert [event.name() for event in events if busy._is_kernel(event)] == ["input_kernel"]
+    assert images.stride() == expected.stride()
+    torch.testing.assert_close(images, expected, atol=2e-5, rtol=1e-5)
+    assert torch.equal(labels, expected_labels)
+
+
+def test_images_that_shrink_are_left_to_pytorch() -> None:
+    assert not resident(31).fused
+
+
+@with_triton
+def test_a_cuda_graph_holds_the_kernel_before_any_batch_was_made() -> None:
+    split = resident(64)
+    rows = torch.tensor([3, 1, 4, 1, 5], device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        images, labels = split.to_input(Raw(rows, None))
+    rows.copy_(torch.tensor([9, 2, 6, 5, 30]))
+    graph.replay()
+    expected, expected_labels = operations(split, rows)
+    torch.testing.assert_close(images, expected, atol=2e-5, rtol=1e-5)
+    assert torch.equal(labels, expected_labels)
+
+
+@with_triton
+def test_rows_that_begin_anywhere_need_no_second_kernel() -> None:
+    split = resident(40)
+    kernels = fused_input._compiled().device_caches[0][0]
+    before = len(kernels)
+    assert before > 0
+    for raw in split.batches(torch.arange(49).view(7, 7)):
+        images, _ = split.to_input(raw)
+        torch.testing.assert_close(images, operations(split, raw.indices)[0], atol=2e-5, rtol=1e-5)
+    assert len(kernels) == before
+
+
+@with_triton
+def test_without_triton_pytorchs_operations_give_the_same_images(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    rows = torch.tensor([7, 49, 7, 0, 12], device="cuda")
+    with_kernel = resident(227)
+    fused_input._compiled.cache_clear()
+    assert "without Triton" not in caplog.text
+    monkeypatch.setitem(sys.modules, "triton", None)
+    without = resident(227)
+    assert with_kernel.fused and not without.fused
+    assert caplog.text.count("input by PyTorch's operations, without Triton") == 1
+    found, expected = (split.to_input(Raw(rows, None)) for split in (without, with_kernel))
+    torch.testing.assert_close(found[0], expected[0], atol=2e-5, rtol=1e-5)
+    assert torch.equal(found[1], expected[1])
+
+
 def test_two_loader_processes_deliver_pinned_batches() -> None:
     config = DataConfig(name="synthetic", train_images=64, pipeline="loader", workers=2)
     split = open_split(prepare(config), "train", config, torch.device("cuda"))
@@ -136,8 +227,9 @@ def test_nvjpeg_gives_pillows_images_but_for_rounding(photographs: Path, workers
     found = decoded(photographs, rows, decode="device", workers=workers)
     difference = (torch.cat(found).float() - torch.cat(right).float()).abs()
     per_image = difference.mean(dim=(1, 2, 3))
-    # Other people's images differ by 50 and more; enlarged chroma by some levels.
-    assert per_image.max() < 4
+    # Levels of 255: another image differs by 40 and more, another order of the colours by 25.
+    # nvJPEG enlarges chroma in a way of its own, told at coloured edges: up to 4.4 on an H200.
+    assert per_image.max() < 8
     assert difference.mean() < 2
     again = decoded(photographs, rows, decode="device", workers=workers)
     assert torch.equal(torch.cat(found), torch.cat(again))

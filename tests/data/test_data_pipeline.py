@@ -2,6 +2,8 @@
 
 import dataclasses
 import gc
+import logging
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from amp_sweep.data import (
     Split,
     epoch_order,
     eval_batches,
+    fused_input,
     open_prepared,
     open_split,
     prepare,
@@ -309,6 +312,55 @@ def test_the_host_is_one_batch_ahead_and_its_thread_ends_with_an_abandoned_epoch
     batches.close()
     assert 1 <= len(fetched) <= 2
     assert not [t for t in threading.enumerate() if t.name.startswith("prefetch")]
+
+
+# ------------------------------------------------- the input as one kernel
+
+
+def on_the_cpu() -> Split:
+    config = DataConfig(name="synthetic", train_images=50, test_images=5)
+    return open_split(prepare(config), "train", config, CPU)
+
+
+def test_without_triton_the_input_is_left_to_pytorch_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    split = on_the_cpu()
+    assert not split.fused
+    assert caplog.text == ""  # a CPU is not asked
+    fused_input._compiled.cache_clear()
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert split._resident is not None
+    assert split._one_launch(split._resident) is None
+    assert "input by PyTorch's operations, without Triton: ModuleNotFoundError" in caplog.text
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
+def test_a_device_that_fails_is_no_lack_of_triton(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error("by the device")
+
+    monkeypatch.setattr(fused_input, "_compiled", fail)
+    split = on_the_cpu()
+    assert split._resident is not None
+    with pytest.raises(error, match="by the device"):
+        split._one_launch(split._resident)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_is_one_kernel_is_not_compiled_once_more(
+    fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = on_the_cpu()
+    made = torch.zeros(2), torch.ones(2)
+    if fused:
+        monkeypatch.setattr(split, "_fused", lambda rows: made)
+        assert split.to_input(next(split.batches(torch.tensor([[1, 2]])))) is made
+    split.compile(None)
+    assert (split._input == split._made) == fused
 
 
 # ------------------------------------------------------------------ bad inputs

@@ -1,13 +1,30 @@
-"""Runs the Triton kernel on the CPU by Triton's interpreter and compares it with PyTorch."""
+"""Runs the Triton kernels on the CPU by Triton's interpreter and compares them with PyTorch."""
 
 import itertools
 import os
+import tempfile
+from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
 import torch
 
+from amp_sweep.config import DataConfig
+from amp_sweep.data import Prepared, open_split, prepare
 from amp_sweep.fast import adamw
+
+# Height, width and channels of the stored images, and the size of the network's.
+GEOMETRIES = [
+    (32, 32, 3, 227),
+    (32, 32, 3, 32),
+    (28, 28, 1, 63),
+    (28, 28, 1, 28),
+    (20, 31, 3, 50),
+    (40, 20, 3, 40),
+    (13, 40, 1, 40),
+    (8, 8, 1, 8),
+]
 
 
 def check_adamw() -> None:
@@ -38,5 +55,48 @@ def check_adamw() -> None:
         assert skip == 0 or torch.equal(ours[1], master)
 
 
+def check_input() -> None:
+    rows = torch.tensor([5, 0, 5, 2, 6])
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["AMP_SWEEP_CACHE"] = folder
+        for height, width, channels, size in GEOMETRIES:
+            for channels_last, normalize in itertools.product((False, True), repeat=2):
+                config = DataConfig(
+                    name=f"{Path(__file__).stem}:noise",
+                    root=f"{height}x{width}x{channels}",
+                    image_size=size,
+                    normalize=normalize,
+                )
+                prepared = prepare(config)
+                assert prepared.channels == channels
+                check_one_launch(prepared, config, rows, channels_last)
+
+
+def noise(root: str, train: bool) -> list[tuple[np.ndarray, int]]:
+    """Seven images of three classes; `root` says their height, width and channels."""
+    shape = tuple(int(number) for number in root.split("x"))
+    random = np.random.default_rng(int(train))
+    return [(random.integers(0, 256, shape, dtype=np.uint8), number % 3) for number in range(7)]
+
+
+def check_one_launch(
+    prepared: Prepared, config: DataConfig, rows: torch.Tensor, channels_last: bool
+) -> None:
+    split = open_split(prepared, "train", config, torch.device("cpu"), channels_last)
+    assert split._resident is not None
+    (raw,) = split.batches([rows])
+    expected, expected_labels = split.to_input(raw)
+    split._fused = split._one_launch(split._resident)
+    assert split.fused
+    images, labels = split.to_input(raw)
+    assert images.stride() == expected.stride() and images.dtype == expected.dtype
+    assert torch.equal(labels, expected_labels) and len(set(labels.tolist())) > 1
+    # The CPU's own resize rounds in another order.
+    assert (images - expected).abs().max() < 1e-5
+    if not config.normalize and not split._resizes:
+        assert torch.equal(images, expected)
+
+
 if __name__ == "__main__":
     check_adamw()
+    check_input()

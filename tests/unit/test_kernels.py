@@ -13,7 +13,7 @@ INTERPRETED = Path(__file__).with_name("kernels_interpreted.py")
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton here")
-def test_the_kernel_agrees_with_pytorch_in_tritons_interpreter() -> None:
+def test_the_kernels_agree_with_pytorch_in_tritons_interpreter() -> None:
     done = subprocess.run(
         [sys.executable, str(INTERPRETED)],
         capture_output=True,
@@ -28,7 +28,7 @@ def test_the_kernel_agrees_with_pytorch_in_tritons_interpreter() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_kernel_agrees_with_pytorch_on_the_device() -> None:
+def test_the_kernel_of_adamw_agrees_with_pytorch_on_the_device() -> None:
     torch.manual_seed(0)
     master = torch.randn(100_003, device="cuda")
     state = [master.half(), master, torch.zeros_like(master), torch.zeros_like(master)]
