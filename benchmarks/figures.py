@@ -40,6 +40,7 @@ class Size:
     overhead: list[str]
     few: list[str]  # images for what needs no steady rate
     large_batch: int
+    precisions: str = "fp32,autocast,scaler"  # of the nine cells
 
 
 def gpu_size(images: Path) -> Size:
@@ -76,6 +77,7 @@ def cpu_size() -> Size:
         ],
         few=["data.train_images=32"],
         large_batch=32,
+        precisions="fp32,scaler",
     )
 
 
@@ -298,7 +300,7 @@ def one_device(size: Size, runs: Path) -> list[Part]:
     def row(parallel: str) -> Part:
         def cells() -> tuple[list[Record], str]:
             # The cells of the first part are there already, and are not trained again.
-            axes = (f"parallel={parallel}", "precision=fp32,autocast,scaler")
+            axes = (f"parallel={parallel}", f"precision={size.precisions}")
             done = train(runs, "nine", *size.article, *axes)
             found = ordered([run for run in done if run.cell["parallel"] == parallel])
             labelled = [("", run) for run in found]

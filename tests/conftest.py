@@ -55,6 +55,11 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+def python_path(first: Path) -> str:
+    """PYTHONPATH for a child: `first`, then what ours names, as packages may lie there."""
+    return os.pathsep.join(filter(None, (str(first), os.environ.get("PYTHONPATH"))))
+
+
 @dataclass(frozen=True)
 class Run:
     """What a command printed and how it ended."""
@@ -89,6 +94,14 @@ class CommandLine:
 
     def with_environment(self, **variables: str) -> "CommandLine":
         return replace(self, environment={**self.environment, **variables})
+
+    def with_devices(self) -> "CommandLine":
+        """The same, on the CUDA devices that the tests themselves see."""
+        name = "CUDA_VISIBLE_DEVICES"
+        environment = {key: value for key, value in self.environment.items() if key != name}
+        if name in os.environ:
+            environment[name] = os.environ[name]
+        return replace(self, environment=environment)
 
     def with_faults(self) -> "CommandLine":
         """The same, where `model.name=faults:Net` is a network that fails as it is told."""
@@ -145,8 +158,8 @@ def make_command_line(cache: Path) -> Callable[[Path], CommandLine]:
     environment = {
         **os.environ,
         "AMP_SWEEP_CACHE": str(cache),
-        "CUDA_VISIBLE_DEVICES": "",  # the same on every machine
-        "PYTHONPATH": str(REPOSITORY),
+        "CUDA_VISIBLE_DEVICES": "",  # the same on every machine; see `with_devices`
+        "PYTHONPATH": python_path(REPOSITORY),
         "COLUMNS": "160",
     }
     environment.pop("RANK", None)

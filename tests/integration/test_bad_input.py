@@ -95,7 +95,8 @@ def test_devices_that_are_not_there_make_the_cell_invalid(command: CommandLine) 
 def test_what_cannot_be_honoured_here_is_invalid_and_the_other_cells_run(
     command: CommandLine,
 ) -> None:
-    run = command.train("-m", "precision=fp32,tf32", "epochs=1", "model.width=0.1")
+    small = ("model.width=0.1", "data.train_images=64", "epochs=1")
+    run = command.train("-m", "precision=fp32,tf32", *small)
     assert run.code == 1
     records = command.records()
     assert records["none-fp32-s0"].status == "completed"

@@ -19,7 +19,9 @@ from amp_sweep import record
 from amp_sweep.record import Record
 from tests.conftest import CommandLine, wait_for
 
-FAULTY = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=3")
+NET = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48")
+FAULTY = (*NET, "epochs=3", "track=none")
+WITH_CURVES = (*NET, "epochs=3", "track=tensorboard")
 STEPS = 29  # in an epoch of the digits
 ENDS_WITHIN_S = 10.0
 
@@ -133,7 +135,8 @@ WORLDS = [
 def test_ctrl_c_saves_and_the_next_command_ends_with_the_same_weights(
     faulty: CommandLine, whole: Whole, parallel: str, devices: str, how: str
 ) -> None:
-    cell = (f"parallel={parallel}", f"parallel.devices={devices}", *FAULTY, "scheduler=plateau")
+    ranks = (f"parallel={parallel}", f"parallel.devices={devices}")
+    cell = (*ranks, *WITH_CURVES, "scheduler=plateau")
     process = faulty.with_environment(SLOW="0.05").popen(*cell)
     wait_for(past_first_epoch(faulty))
     started = time.monotonic()
@@ -176,7 +179,7 @@ def test_ranks_that_are_told_to_stop_one_after_the_other_save_all_the_same(
 def test_after_a_kill_the_next_command_resumes_from_the_last_checkpoint(
     faulty: CommandLine, whole: Whole, victim: str
 ) -> None:
-    cell = ("parallel=ddp", "parallel.devices=2", *FAULTY, "checkpoint.every_steps=4")
+    cell = ("parallel=ddp", "parallel.devices=2", *WITH_CURVES, "checkpoint.every_steps=4")
     process = faulty.with_environment(SLOW="0.05").popen(*cell)
     wait_for(past_first_epoch(faulty))
     started = time.monotonic()
@@ -243,7 +246,7 @@ def endings(
     # In the second epoch's steps.
     faults = [f"{kind}:{rank}:{STEPS + 5}:{seed}" for seed, (kind, _, _) in enumerate(ENDINGS)]
     seeds = ",".join(str(seed) for seed in range(len(ENDINGS) + 1))
-    cells = (f"parallel={request.param}", f"seed={seeds}", *FAULTY[:-1], "epochs=2")
+    cells = (f"parallel={request.param}", f"seed={seeds}", *NET, "epochs=2", "track=none")
     process = command.with_environment(FAULT=",".join(faults)).popen(
         "-m", *cells, "launch.stall_timeout_s=6"
     )
@@ -450,7 +453,7 @@ def small_disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-SAVING = ("checkpoint.every_steps=4", "track=none", *FAULTY)
+SAVING = ("checkpoint.every_steps=4", *FAULTY)
 
 
 def assert_resumes_as_uninterrupted(command: CommandLine, whole: Whole) -> None:
@@ -530,7 +533,7 @@ def test_a_permission_lost_in_mid_run_fails_that_cell_and_keeps_the_last_checkpo
     faulty: CommandLine, whole: Whole
 ) -> None:
     prefix = obeying_permissions()
-    cells = ("-m", "seed=0,1", "checkpoint.every_steps=4", "track=none", *FAULTY)
+    cells = ("-m", "seed=0,1", "checkpoint.every_steps=4", *FAULTY)
     process = faulty.with_environment(SLOW="0.03").popen(*cells, prefix=prefix)
     wait_for(past_first_epoch(faulty))
     folder = faulty.run_dir("none-fp32-s0")

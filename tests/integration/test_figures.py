@@ -1,13 +1,14 @@
 """Real runs whose limit a person knows, and the page that is made of real runs."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from amp_sweep import record
-from benchmarks import figures, measuring_overhead
+from benchmarks import eager_step, figures, in_turns, measuring_overhead
 from tests.conftest import CommandLine
 
 NETWORKS = """
@@ -143,7 +144,7 @@ def test_the_page_of_figures_is_made_of_real_runs(
     page = (tmp_path / f"figures-{kind}.md").read_text()
     runs = json.loads((tmp_path / f"records-{kind}.json").read_text())
     completed = [item for item in runs if item["status"] == record.COMPLETED]
-    assert len(completed) == (3 if two else 12)
+    assert len(completed) == (3 if two else 9)
     for item in completed:
         metrics = item["metrics"]
         if item["name"] == "large":  # only its memory is told
@@ -156,7 +157,7 @@ def test_the_page_of_figures_is_made_of_real_runs(
 
 def test_the_interval_of_a_ratio_is_the_paired_t_interval_on_logarithms() -> None:
     # By hand: logs 0.01, 0.03; mean 0.02, standard error 0.01, t(0.975, 1) = 12.706.
-    ratio, low, high = measuring_overhead.log_ratio_interval(
+    ratio, low, high = in_turns.log_ratio_interval(
         [1.0100501670841679, 1.030454533953517], [1.0, 1.0]
     )
     assert ratio == pytest.approx(1.0202013, rel=1e-6)
@@ -167,8 +168,33 @@ def test_the_cost_of_measuring_is_measured_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AMP_SWEEP_CACHE", str(tmp_path))
-    settings = measuring_overhead.settings_for(64, 0.05, 2, "fp32", "cpu")
+    settings = in_turns.settings_for(64, 0.05, 2, "fp32", "cpu")
     found = measuring_overhead.measure(settings, pairs=3, steps=2, epoch=20)
     assert (found.pairs, found.steps) == (3, 2)
     assert 0 < found.low <= found.ratio <= found.high
     assert found.step_ms > 0
+
+
+def test_the_eager_cell_is_measured_against_the_bare_step_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AMP_SWEEP_CACHE", str(tmp_path))
+    few = ["--pairs", "3", "--steps", "2", "--size", "64", "--width", "0.05", "--batch", "2"]
+    assert eager_step.main([*few, "--precision", "bf16", "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["pairs"], found["steps"]) == (3, 2)
+    assert 0 < found["low"] <= found["ratio"] <= found["high"]
+
+
+def test_windows_are_timed_in_turns_and_in_changing_order() -> None:
+    order: list[str] = []
+
+    def window(name: str, seconds: float) -> None:
+        order.append(name)
+        time.sleep(seconds)
+
+    found = in_turns.compare(
+        lambda: window("one", 0.04), lambda: window("other", 0.02), [], pairs=4, steps=2
+    )
+    assert "".join("a" if name == "one" else "b" for name in order) == "abab" + "baabbaab"
+    assert 1.5 < found.ratio < 2.5 and found.step_ms == pytest.approx(10, abs=5)

@@ -9,7 +9,8 @@ import pytest
 from amp_sweep import record
 from tests.conftest import CommandLine, wait_for
 
-FAULTY = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=3")
+FAULTY = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=3",
+          "track=none")  # fmt: skip
 
 
 @pytest.mark.parametrize("parallel", ["none", "ddp"])

@@ -12,7 +12,7 @@ from tests.conftest import CommandLine, wait_for
 from tests.integration.test_faults import group_members, past_first_epoch, pid_of_rank
 
 CELL = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=2",
-        "data.train_images=480")  # fmt: skip
+        "data.train_images=480", "track=none")  # fmt: skip
 
 
 @pytest.fixture

@@ -14,7 +14,10 @@ from amp_sweep import models, record
 from tests.conftest import CommandLine, Run
 
 ALL = ("-m", "parallel=none,dp,ddp", "precision=fp32,autocast,scaler")
-SMALL = ("model.width=0.1", "epochs=2", "track.every_steps=5")
+# Seven whole batches an epoch and a rest; an odd number, which two ranks cannot halve.
+IMAGES = ("data.train_images=500", "data.test_images=151")
+PRICE = "measure.price_per_hour=2"  # changes no identity
+SMALL = ("model.width=0.1", "epochs=2", "track.every_steps=5", PRICE, *IMAGES)
 CELLS = [f"{p}-{q}-s0" for p in ("none", "dp", "ddp") for q in ("fp32", "autocast", "scaler")]
 
 
@@ -58,8 +61,8 @@ def test_the_record_says_what_really_ran(matrix: tuple[CommandLine, Run]) -> Non
         assert effective["scaler_enabled"] == (precision == "scaler")
         assert effective["world_size"] == (2 if parallel == "ddp" else 1)
         assert effective["per_device_batch"] == (32 if parallel == "ddp" else 64)
-        assert effective["steps"] == 2 * (1437 // 64)
-        assert (effective["train_images"], effective["test_images"]) == (1437, 360)
+        assert effective["steps"] == 2 * (500 // 64)
+        assert (effective["train_images"], effective["test_images"]) == (500, 151)
         assert len(metrics["peak_rss_mib"]) == effective["world_size"]
         assert metrics["train_time_s"] == pytest.approx(
             sum(row["train_time_s"] for row in item.epochs)
@@ -135,8 +138,17 @@ def test_the_same_command_again_skips_all_nine_and_prints_the_table(
     assert run.code == 0, run.text
     assert run.out.count("skipped, completed before") == 9
     assert "9 of 9 cells completed" in run.out
+    assert run.err == ""  # PRICE is that of the runs
     after = {path: path.stat().st_mtime_ns for path in command.folder.rglob("record.json")}
     assert before == after
+
+
+def test_a_price_that_comes_too_late_is_told(matrix: tuple[CommandLine, Run]) -> None:
+    again = matrix[0].train(*SMALL, "measure.price_per_hour=3", "measure.probes=true")
+    assert again.code == 0, again.text
+    assert "skipped, completed before: none x fp32, seed 0" in again.out
+    assert again.err.count("measure.price_per_hour=3.0: not of what was trained before") == 1
+    assert "force=true" in again.err and "measure.probes" not in again.err
 
 
 def test_a_run_directory_holds_what_the_design_names(matrix: tuple[CommandLine, Run]) -> None:
@@ -168,7 +180,7 @@ def test_tensorboard_has_the_curves(matrix: tuple[CommandLine, Run]) -> None:
     accuracy = [point.value for point in events.Scalars("test/accuracy")]
     recorded = [row["test_accuracy"] for row in command.records()["none-scaler-s0"].epochs]
     assert accuracy == pytest.approx(recorded)
-    assert [point.step for point in events.Scalars("train/loss")] == [1, *range(5, 45, 5)]
+    assert [point.step for point in events.Scalars("train/loss")] == [1, 5, 10]
 
 
 def test_the_csv_files_agree_with_the_record(matrix: tuple[CommandLine, Run]) -> None:

@@ -22,7 +22,8 @@ from tests.integration.test_faults import (
 
 MakeCommandLine = Callable[[Path], CommandLine]
 
-CELL = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=1")
+CELL = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=1",
+        "track=none")  # fmt: skip
 FIRST_PROBE = STEPS + 1  # the call of the network that comes after the last training step
 
 CUT_SHORT = "the probes after the training were cut short: "

@@ -1,0 +1,78 @@
+"""The default cell against the bare step, in turns: what the sweep adds to PyTorch's own work.
+
+    python -m benchmarks.eager_step --pairs 400 --precision scaler
+
+The bare step trains on one batch that is there: no data, no input, no measuring, no progress. The
+cell does all of that, on the same network with the same optimizer, in the same process.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import torch
+import torch.nn.functional as F
+
+from amp_sweep import engine
+from amp_sweep.config import RunConfig
+from amp_sweep.measure import StepClock
+from benchmarks import in_turns
+from benchmarks.in_turns import Ratio
+
+
+def measure(settings: RunConfig, pairs: int, steps: int) -> Ratio:
+    """Time of the cell's steps over that of bare ones."""
+    with in_turns.cell_of(settings) as cell:
+        rows = in_turns.rows(cell, steps)
+        images, labels = next(cell.train.to_input(raw) for raw in cell.train.batches(rows))
+        network, trainer, dtype = cell.network, cell.trainer, cell.autocast_dtype
+        clock = StepClock(cell.device, resident=cell.train.placement == "device")
+
+        def autocast() -> contextlib.AbstractContextManager[object]:
+            return torch.autocast(cell.device.type, dtype=dtype) if dtype else _NOTHING
+
+        def bare() -> None:
+            optimizer, scaler = trainer.optimizer, trainer.scaler
+            for _ in range(steps):
+                with autocast():
+                    loss = F.cross_entropy(network(images), labels)
+                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad(set_to_none=True)
+
+        def whole() -> None:
+            engine.train_epoch(trainer, cell.train, rows, clock, cell.devices)
+
+        network.train()
+        return in_turns.compare(whole, bare, cell.devices, pairs, steps)
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point."""
+    parser = argparse.ArgumentParser(description="The default cell against the bare step.")
+    in_turns.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("AMP_SWEEP_CACHE", tempfile.mkdtemp())
+    found = measure(in_turns.asked(options), options.pairs, options.steps)
+    if options.json:
+        print(json.dumps(asdict(found)))
+    else:
+        print(
+            f"{options.precision}: the default cell over the bare step {found.ratio:.4f} (95% "
+            f"interval {found.low:.4f} to {found.high:.4f}, n={found.pairs} pairs of "
+            f"{found.steps} steps of {found.step_ms:.2f} ms)"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
