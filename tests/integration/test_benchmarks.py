@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from amp_sweep.data.jpeg import plain_size
-from benchmarks import growth, image_folder, larger_data
+from benchmarks import growth, image_folder, larger_data, picture
 from benchmarks.commit import commit
 from benchmarks.growth import ImagesRow, Line, line
 from benchmarks.image_folder import Folder, files, make
@@ -286,3 +288,32 @@ def test_the_first_batches_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None
     found = larger_data.timed(work, batches())
     assert found["first_batch_s"] == 5.0
     assert found["images_per_s"] == pytest.approx(80)
+
+
+def test_the_picture_shows_each_contender_once_the_slowest_first(tmp_path: Path) -> None:
+    def row(contender: str, *values: float, precision: str = "scaler") -> dict[str, object]:
+        work = {"precision": precision, "batch": 64, "gpus": 2}
+        return {
+            "contender": contender,
+            "work": work,
+            "results": [{"images_per_s": v} for v in values],
+        }
+
+    runs = {
+        "one": [row("ours", 10.0), row("tuned", 30.0), row("bare", 99.0, precision="fp32")],
+        "two": [row("ours", 70.0, 20.0, 21.0), row("ours_ddp_fast", 40.0)],
+        "absent": [{**row("article"), "results": [{"absent": "no images"}]}],
+    }
+    shown = picture.bars(runs, "scaler", 64)
+    assert [(bar.contender, bar.images_per_s) for bar in shown] == [
+        ("ours", 21.0), ("tuned", 30.0), ("ours_ddp_fast", 40.0),
+    ]  # fmt: skip
+    assert "on 2 GPUs" in shown[-1].label
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps(runs["one"]))
+    assert picture.main([str(results), "--out", str(tmp_path / "made")]) == 0
+    with Image.open(tmp_path / "made" / "speed.png") as made:
+        assert made.width == 1080 and np.asarray(made.convert("L")).std() > 10
+    assert (tmp_path / "made" / "speed.svg").read_text().count("<path") > 10
+    with pytest.raises(SystemExit):
+        picture.main([str(results), "--precision", "bf16", "--out", str(tmp_path)])
