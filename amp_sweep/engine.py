@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from amp_sweep.data import Raw, Split
 from amp_sweep.graph import StepGraph
 from amp_sweep.measure import StepClock, StepTimes, synchronize
-from amp_sweep.precision import ClassifierLoss, scale_path
+from amp_sweep.precision import ClassifierLoss
 
 
 @dataclass
@@ -23,14 +23,19 @@ class Trainer:
     scaler: torch.amp.GradScaler
     clip_norm: float | None
     graph: StepGraph | None = None  # where the whole step is a CUDA graph
+    # What the scaler scales to tell its scale: a graph may read only what outlives it.
+    one: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.one = torch.ones(1, device=self.parameters[0].device)
 
 
 @dataclass
 class EpochSteps:
-    """What some steps of an epoch left behind, a value a step, and how long they took."""
+    """What some steps of an epoch left on the device, a value a step, and how long they took."""
 
-    losses: Tensor  # [steps done] float32, on the device; this rank's share of each batch
-    scales: Tensor  # [steps done] float32, on the CPU, after each update; 1 without a scaler
+    losses: Tensor  # [steps done] float32; this rank's share of each batch
+    scales: Tensor  # [steps done] float32, after the step's update; 1 without a scaler
     time_s: float
     times: StepTimes
     first_step_s: float | None = None  # only where it was asked for
@@ -59,20 +64,19 @@ class _Values:
         return torch.cat([*self._joined, *self._values]).float()
 
 
-def train_step(trainer: Trainer, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """One update; the mean loss of the batch [1] and the scaled one, still on the device."""
+def train_step(trainer: Trainer, images: Tensor, labels: Tensor) -> Tensor:
+    """One update; the mean loss of the batch [1], still on the device."""
     loss: Tensor = trainer.loss(images, labels)
     if len(loss) > 1:  # a loss per replica
         loss = loss.mean(dim=0, keepdim=True)
-    scaled = trainer.scaler.scale(loss)
-    scaled.backward()  # type: ignore[no-untyped-call]
+    trainer.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     if trainer.clip_norm is not None:
         trainer.scaler.unscale_(trainer.optimizer)
         nn.utils.clip_grad_norm_(trainer.parameters, trainer.clip_norm)
     trainer.scaler.step(trainer.optimizer)
     trainer.scaler.update()
     trainer.optimizer.zero_grad(set_to_none=True)
-    return loss.detach(), scaled.detach()
+    return loss.detach()
 
 
 def train_epoch(
@@ -92,17 +96,17 @@ def train_epoch(
     """
     steps = len(indices)
     graph = trainer.graph
-    losses, scaled_losses = _Values(devices[0]), _Values(devices[0])
-    with_scaler = trainer.scaler.is_enabled()
+    losses, scales = _Values(devices[0]), _Values(devices[0])
     trainer.loss.train()
 
-    def step(raw: Raw) -> tuple[Tensor, Tensor]:
+    def step(raw: Raw) -> tuple[Tensor, Tensor | None]:
         images, labels = split.to_input(raw)
         if graph is None:
             clock.input_ready()
-        return train_step(trainer, images, labels)
+        loss = train_step(trainer, images, labels)
+        # The scale itself, without a read-back.
+        return loss, trainer.scaler.scale(trainer.one) if trainer.scaler.is_enabled() else None
 
-    first_scale = trainer.scaler.get_scale()
     if graph is not None:
         graph.load(indices)
     synchronize(devices)
@@ -115,10 +119,10 @@ def train_epoch(
         if graph is None:
             raw = next(batches)
             clock.batch_there()
-            loss, scaled = step(raw)
+            loss, scale = step(raw)
             losses.add(loss)
-            if with_scaler:
-                scaled_losses.add(scaled)
+            if scale is not None:
+                scales.add(scale)
         else:  # batch and input are parts of the graph, in which nothing can be timed
             graph.run(lambda rows: step(Raw(rows, None)))
         clock.step_done()
@@ -127,22 +131,17 @@ def train_epoch(
             synchronize(devices)
             first_step_s = time.perf_counter() - started
     synchronize(devices)
-    time_s = time.perf_counter() - started
-    times = clock.epoch_times()
     if graph is not None:
-        loss_values, scaled_values = graph.results(done)
+        loss_values, scale_values = graph.results(done)
     else:
-        loss_values, scaled_values = losses.joined(), scaled_losses.joined()
-    if with_scaler:
-        last_scale = trainer.scaler.get_scale()
-        scales = scale_path(loss_values.cpu(), scaled_values.cpu(), first_scale, last_scale)
-    else:
-        scales = torch.ones(done)
+        loss_values = losses.joined()
+        enabled = trainer.scaler.is_enabled()
+        scale_values = scales.joined() if enabled else torch.ones_like(loss_values)
     return EpochSteps(
         losses=loss_values,
-        scales=scales,
-        time_s=time_s,
-        times=times,
+        scales=scale_values,
+        time_s=time.perf_counter() - started,
+        times=clock.epoch_times(),
         first_step_s=first_step_s,
     )
 

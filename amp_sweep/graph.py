@@ -11,9 +11,9 @@ WARM_UP_STEPS = 3
 # DistributedDataParallel settles its buckets and its logging in the first ten.
 WARM_UP_STEPS_DDP = 11
 
-# Trains on the rows `indices` [b]; gives the loss [1] and the scaled loss [1]. What it reads must
-# live as long as the graph: the graph knows addresses, not tensors.
-Step = Callable[[Tensor], tuple[Tensor, Tensor]]
+# Trains on the rows `indices` [b]; gives the loss [1] and, with a scaler, the scale [1] after the
+# step. What it reads must live as long as the graph: the graph knows addresses, not tensors.
+Step = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 class StepGraph:
@@ -29,7 +29,7 @@ class StepGraph:
         self._rows = torch.zeros((capacity, batch), dtype=torch.int64, device=device)
         self._row = torch.zeros(1, dtype=torch.int64, device=device)
         self._losses = torch.zeros(capacity, device=device)
-        self._scaled = torch.zeros(capacity, device=device)
+        self._scales = torch.ones(capacity, device=device)
         self._left = warm_up
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -62,8 +62,8 @@ class StepGraph:
         self._graph.replay()
 
     def results(self, steps: int) -> tuple[Tensor, Tensor]:
-        """Losses [steps] and scaled losses [steps] since `load`."""
-        return self._losses[:steps].clone(), self._scaled[:steps].clone()
+        """Losses [steps] and scales [steps] since `load`."""
+        return self._losses[:steps].clone(), self._scales[:steps].clone()
 
     def close(self) -> None:
         """Give the graph up: a rank can leave NCCL only when no graph holds its work."""
@@ -73,7 +73,8 @@ class StepGraph:
             self._graph = None
 
     def _body(self, step: Step) -> None:
-        loss, scaled = step(self._rows.index_select(0, self._row).view(-1))
+        loss, scale = step(self._rows.index_select(0, self._row).view(-1))
         self._losses.index_copy_(0, self._row, loss)
-        self._scaled.index_copy_(0, self._row, scaled)
+        if scale is not None:
+            self._scales.index_copy_(0, self._row, scale)
         self._row += 1

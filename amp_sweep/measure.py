@@ -1,6 +1,7 @@
 """Times of steps, by events on the device or a monotonic clock, read once an epoch."""
 
 import contextlib
+import enum
 import itertools
 import math
 import os
@@ -72,6 +73,14 @@ class StepTimes:
         )
 
 
+class _Mark(enum.IntEnum):
+    """What a moment is the end of."""
+
+    BATCH = 0  # the wait for it
+    INPUT = 1  # its making
+    STEP = 2
+
+
 class StepClock:
     """Marks up to three moments a step: the batch is there, the input is ready, the step is done.
 
@@ -84,7 +93,6 @@ class StepClock:
     """
 
     INPUT_EVERY = 8
-    _BATCH, _INPUT, _STEP = range(3)
 
     def __init__(
         self, device: torch.device, enabled: bool = True, *, resident: bool = False
@@ -96,8 +104,9 @@ class StepClock:
         self._stream: torch.cuda.Stream | None = None
         self._events: list[torch.cuda.Event] = []
         self._times: list[float] = []
-        self._kinds: list[int] = []  # of each mark but the first
-        self._steps = 0
+        self._kinds: list[_Mark] = []  # of each mark but the first
+        self._steps = 0  # since the start of the epoch or of its part
+        self._since_input = 0  # over all epochs: a part may have fewer steps than INPUT_EVERY
 
     def start_epoch(self) -> None:
         """Begin an epoch, or go on in the middle of one."""
@@ -111,19 +120,21 @@ class StepClock:
     def batch_there(self) -> None:
         """The batch has reached the device."""
         if not self._sparse:
-            self._mark(self._BATCH)
+            self._mark(_Mark.BATCH)
 
     def input_ready(self) -> None:
         """Decoded, resized and normalised."""
-        if not self._sparse or self._steps % self.INPUT_EVERY == self.INPUT_EVERY - 1:
-            self._mark(self._INPUT)
+        self._since_input += 1
+        if not self._sparse or self._since_input == self.INPUT_EVERY:
+            self._since_input = 0
+            self._mark(_Mark.INPUT)
 
     def step_done(self) -> None:
         """The update is done."""
         self._steps += 1
-        self._mark(self._STEP)
+        self._mark(_Mark.STEP)
 
-    def _mark(self, kind: int | None = None) -> None:
+    def _mark(self, kind: _Mark | None = None) -> None:
         if not self._enabled:
             return
         if kind is not None:
@@ -146,11 +157,12 @@ class StepClock:
         else:
             intervals = np.diff(np.array(self._times)) * 1e3
         kinds = np.array(self._kinds, dtype=np.int64)
-        steps = np.cumsum(kinds == self._STEP) - (kinds == self._STEP)  # that each mark is of
+        ends = kinds == _Mark.STEP
+        step_of_mark = np.cumsum(ends) - ends
+        step_ms = np.asarray(np.bincount(step_of_mark, intervals, self._steps), dtype=np.float64)
         wait_ms, input_ms = np.zeros(self._steps), np.full(self._steps, np.nan)
-        wait_ms[steps[kinds == self._BATCH]] = intervals[kinds == self._BATCH]
-        input_ms[steps[kinds == self._INPUT]] = intervals[kinds == self._INPUT]
-        step_ms = np.asarray(np.bincount(steps, intervals, self._steps), dtype=np.float64)
+        for mark, times in ((_Mark.BATCH, wait_ms), (_Mark.INPUT, input_ms)):
+            times[step_of_mark[kinds == mark]] = intervals[kinds == mark]
         return StepTimes(step_ms=step_ms, wait_ms=wait_ms, input_ms=input_ms)
 
 

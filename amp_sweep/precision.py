@@ -1,10 +1,7 @@
 """Number formats: TF32 flags, autocast inside the wrapped forward, the gradient scaler."""
 
 import contextlib
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
 
 import torch
 import torch.nn.functional as F
@@ -33,25 +30,6 @@ def make_scaler(
     return torch.amp.GradScaler(
         device_type, init_scale=init_scale, growth_interval=growth_interval, enabled=enabled
     )
-
-
-def scale_path(losses: Tensor, scaled: Tensor, first: float, last: float) -> Tensor:
-    """The scale after each step [steps], float32, from what steps leave behind anyway.
-
-    `losses` and `scaled` [steps]: each step's loss and what backward was called on; `first` and
-    `last`: the scale before all of them and after. A kernel of its own a step, to copy the scale,
-    would cost a step that waits for its host most of a percent.
-    """
-    before = scaled.double() / losses.double()
-    # A scale is doubled and halved alone: this takes the product's rounding away.
-    exact = first * torch.exp2(torch.round(torch.log2(before / first)))
-    after = torch.cat([exact[1:], exact.new_tensor([last])])[: len(losses)]
-    # Nothing can be told from a loss of 0, whose gradients leave the scale as it is, and where one
-    # of the two is not finite, whose gradients halve it.
-    for step in reversed(torch.nonzero(~after.isfinite()).flatten().tolist()):
-        following = after[step + 1]
-        after[step] = following if losses[step + 1] == 0 else 2 * following
-    return after.float()
 
 
 class ClassifierLoss(nn.Module):
@@ -94,9 +72,6 @@ class Observed:
     by_device: dict[str, dict[str, set[str]]] = field(default_factory=dict)
     # device -> shape of the images that reached it, and whether they lay channels last
     images: dict[str, tuple[tuple[int, ...], bool]] = field(default_factory=dict)
-    # Where the step is compiled: convolutions and linear layers, and those that ran all the same.
-    layers: int = 0
-    uncompiled: int = 0
 
     def add(self, kind: str, result: object) -> None:
         """A layer of this kind gave this result."""
@@ -112,30 +87,6 @@ def _kind_of(layer: nn.Module) -> str:
     if isinstance(layer, nn.modules.conv._ConvNd):
         return "convolution"
     return "linear" if isinstance(layer, nn.Linear) else "other"
-
-
-def count_uncompiled(module: nn.Module, seen: Observed, call: Callable[[], object]) -> None:
-    """Count the layers of `module` whose own Python code runs in `call`: compiled ones' does not.
-
-    What torch.compile steps over, it steps over without a word.
-    """
-    layers = [layer for layer in module.modules() if _kind_of(layer) != "other"]
-    codes = {code for layer in layers if (code := _code_of(layer)) is not None}
-
-    def profile(frame: FrameType, event: str, _argument: object) -> None:
-        seen.uncompiled += event == "call" and frame.f_code in codes
-
-    seen.layers = len(layers)
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-
-
-def _code_of(layer: nn.Module) -> CodeType | None:
-    return getattr(type(layer).forward, "__code__", None)
 
 
 def observe(module: nn.Module, seen: Observed, active: bool = True) -> contextlib.ExitStack:

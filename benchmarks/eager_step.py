@@ -1,9 +1,10 @@
 """The default cell against the bare step, in turns: what the sweep adds to PyTorch's own work.
 
-    python -m benchmarks.eager_step --pairs 400 --precision scaler
+    python -m benchmarks.eager_step --precision scaler
 
 The bare step trains on one batch that is there: no data, no input, no measuring, no progress. The
-cell does all of that, on the same network with the same optimizer, in the same process.
+cell does all of that, on the same network with the same optimizer, in the same process. Windows are
+long, since they pay too for what the cell does once an epoch.
 """
 
 import argparse
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point."""
     parser = argparse.ArgumentParser(description="The default cell against the bare step.")
     in_turns.add_arguments(parser)
+    parser.set_defaults(steps=200, pairs=80)
     options = parser.parse_args(arguments)
     os.environ.setdefault("AMP_SWEEP_CACHE", tempfile.mkdtemp())
     found = measure(in_turns.asked(options), options.pairs, options.steps)

@@ -59,7 +59,7 @@ def compare(
     pairs: int,
     steps: int,
 ) -> Ratio:
-    """The time of `one` over that of `other`, each a window of `steps` steps; two are warm-up."""
+    """The time of `one` over that of `other`, each a window of `steps` steps, after two of each."""
 
     def seconds(window: Callable[[], object]) -> float:
         synchronize(devices)

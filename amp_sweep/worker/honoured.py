@@ -13,12 +13,13 @@ from amp_sweep.fast.kept_threads import KeptThreads
 from amp_sweep.fast.master_weights import MasterAdamW
 from amp_sweep.precision import Observed
 from amp_sweep.worker.build import Cell
+from amp_sweep.worker.compile_ahead import Compiled
 from amp_sweep.worker.state import Progress
 
 SCHEDULERS = {"plateau": ReduceLROnPlateau, "cosine": CosineAnnealingLR, "constant": LambdaLR}
 
 
-def seen_by_rank(cell: Cell, observed: Observed) -> dict[str, Any]:
+def seen_by_rank(cell: Cell, observed: Observed, compiled: Compiled | None) -> dict[str, Any]:
     """What this rank's objects and its first step say about themselves; plain values."""
     grouped = dist.is_initialized()
     return {
@@ -28,8 +29,8 @@ def seen_by_rank(cell: Cell, observed: Observed) -> dict[str, Any]:
         "images": {device: list(shape) for device, (shape, _) in observed.images.items()},
         "channels_last": sorted({last for _, last in observed.images.values()}),
         "devices": sorted(kinds for kinds in observed.by_device),
-        "compiled": cell.speedups.compile != "off"
-        and (observed.layers == 0 or observed.uncompiled < observed.layers),
+        "compiled": compiled is not None,
+        "all_uncompiled": compiled is not None and 0 < compiled.layers == compiled.uncompiled,
     }
 
 
@@ -71,11 +72,8 @@ def differences(cell: Cell, progress: Progress, ranks: Sequence[dict[str, Any]])
             isinstance(cell.trainer.optimizer, MasterAdamW),
         ),
         ("kept threads", cell.speedups.keep_threads, isinstance(cell.trainer.loss, KeptThreads)),
-        (
-            "compiled layers",
-            [cell.speedups.compile != "off"],
-            sorted({rank["compiled"] for rank in ranks}),
-        ),
+        ("torch.compile", {cell.speedups.compile != "off"}, {rank["compiled"] for rank in ranks}),
+        ("layers that torch.compile left as they are", "not all", _layers_left(ranks)),
         ("CUDA graph", cell.speedups.cuda_graph, cell.trainer.graph is not None),
         ("scheduler", SCHEDULERS[settings.scheduler.name], type(cell.scheduler)),
         ("epochs", settings.epochs, progress.epoch),
@@ -103,6 +101,10 @@ def differences(cell: Cell, progress: Progress, ranks: Sequence[dict[str, Any]])
     ]
 
 
+def _layers_left(ranks: Sequence[dict[str, Any]]) -> str:
+    return "all" if any(rank["all_uncompiled"] for rank in ranks) else "not all"
+
+
 def _optimizer(optimizer: torch.optim.Optimizer) -> str:
     """The update rule by its name in the configuration."""
     name = type(optimizer).__name__
@@ -111,6 +113,6 @@ def _optimizer(optimizer: torch.optim.Optimizer) -> str:
 
 def _plain(value: Any) -> str:
     """A value as a person reads it; lists and tuples alike."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | set):
         return ", ".join(_plain(item) for item in value)
     return value.__name__ if isinstance(value, type) else str(value)

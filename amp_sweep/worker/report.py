@@ -10,6 +10,7 @@ from amp_sweep.measure import CpuTimes, StepTimes, cpu_times
 from amp_sweep.precision import Observed
 from amp_sweep.worker import honoured, measured
 from amp_sweep.worker.build import Cell
+from amp_sweep.worker.compile_ahead import Compiled
 from amp_sweep.worker.state import Progress
 
 
@@ -18,7 +19,7 @@ class Segment:
     """What this process measured: from its start or resumption to its end."""
 
     startup_s: float
-    compile_s: float | None = None
+    compiled: Compiled | None = None
     first_step_s: float | None = None
     step_times: list[StepTimes] = field(default_factory=list)  # one per epoch
     observed: Observed = field(default_factory=Observed)
@@ -59,14 +60,13 @@ def rank_report(cell: Cell, segment: Segment, progress: Progress) -> dict[str, A
             }
             for device, kinds in sorted(seen.by_device.items())
         ],
-        "honoured": honoured.seen_by_rank(cell, seen),
+        "honoured": honoured.seen_by_rank(cell, seen, segment.compiled),
         "peak_allocated_mib": allocated,
         "peak_reserved_mib": reserved,
         "peak_rss_mib": peak_rss_mib,
         "peak_rss_above_mib": max(0.0, peak_rss_mib - segment.rss_before_mib),
         "startup_s": segment.startup_s,
-        "compile_s": segment.compile_s,
-        "uncompiled": (seen.uncompiled, seen.layers),
+        "compiled": segment.compiled,
         "energy": asdict(progress.energy),
         "contended": [segment.contended, measured.contended(segment.nvml, segment.own_processes)],
         "cpu": (segment.cpu, cpu_times()),

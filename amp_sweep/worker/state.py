@@ -4,6 +4,8 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from amp_sweep import checkpoint, config, data, generators, optim
 from amp_sweep.energy import Energy
 from amp_sweep.worker.build import Cell
@@ -79,10 +81,12 @@ def _settle_buckets(cell: Cell) -> None:
         order, cell.job.plan.global_batch, cell.ranks.rank, cell.ranks.world_size
     )[:1]
     cell.trainer.loss.train()
-    for _ in range(2):
-        for raw in cell.train.batches(indices):
-            cell.trainer.loss(*cell.train.to_input(raw)).mean().backward()
-            cell.trainer.optimizer.zero_grad(set_to_none=True)
+    # Compiled is the step later, and by itself: hooks of a first forward pass would be in it.
+    with torch.compiler.set_stance("force_eager"):
+        for _ in range(2):
+            for raw in cell.train.batches(indices):
+                cell.trainer.loss(*cell.train.to_input(raw)).mean().backward()
+                cell.trainer.optimizer.zero_grad(set_to_none=True)
 
 
 def resume(cell: Cell) -> tuple[Progress, list[str]]:

@@ -70,13 +70,14 @@ def run_cell(
     rss_mib = memory.rss_mib()
     cell = build(job, paths, ranks)
     progress, notes = resume(cell) if job.resume else (Progress(), [])
-    progress.scale = cell.trainer.scaler.get_scale()
+    # As the device holds it: a scale that float32 rounds down is no skipped step.
+    progress.scale = float(torch.tensor(cell.trainer.scaler.get_scale()))
     writer = Writer(cell, progress, notes)
     try:
         writer.sign_of_life(progress.epoch, progress.step, "start")
         segment = Segment(startup_s=time.time() - job.launched_at, rss_before_mib=rss_mib)
         look_around(cell, segment)
-        segment.compile_s = compile_ahead(cell, segment.observed)
+        segment.compiled = compile_ahead(cell, segment.observed)
         finished = _train_epochs(cell, progress, segment, writer, stop)
         if finished:
             save_weights(cell, "final", progress)
@@ -174,7 +175,7 @@ def _train_part(
     before = progress.epoch * cell.steps_per_epoch + first
     very_first = segment.first_step_s is None
 
-    not_seen = segment.compile_s is None  # hooks would have the step compiled twice
+    not_seen = segment.compiled is None  # hooks would have the step compiled twice
 
     def go_on(step: int) -> bool:
         if very_first and step == 1:

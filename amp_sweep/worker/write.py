@@ -154,10 +154,13 @@ class Writer:
             for note in (*figures.notes(), *_device_notes(current.metrics, ranks)):
                 current.note(note)
             for name, value in current.metrics.items():
-                if value is None and name == "input_work_frac" and cell.speedups.cuda_graph:
+                graph = cell.speedups.cuda_graph and cell.config.measure.step_times
+                if value is None and name == "input_work_frac" and graph:
                     current.note("input_work_frac: the input is a part of the CUDA graph")
                 elif value is None and name.startswith(("step_ms", "data_wait", "input_work")):
-                    current.note(f"{name}: no step left after the warm-up, or step times are off")
+                    current.note(
+                        f"{name}: not timed in a step after the warm-up, or step times are off"
+                    )
                 if value is None and name == "compile_s":
                     current.note("compile_s: nothing was compiled")
                 if value is None and name == "images_per_s":
@@ -222,7 +225,7 @@ class Writer:
             "train_loss": last.get("train_loss"),
             "train_time_s": sum(times) + progress.epoch_time_s,
             "startup_s": max(rank["startup_s"] for rank in ranks),
-            "compile_s": max((s for r in ranks if (s := r["compile_s"]) is not None), default=None),
+            "compile_s": max((c.seconds for r in ranks if (c := r["compiled"])), default=None),
             "first_step_s": first_step_s,
             "images_per_s": throughput(
                 per_epoch,
@@ -300,9 +303,14 @@ def _device_notes(metrics: dict[str, Any], ranks: list[dict[str, Any]]) -> list[
             f"data.decode=device: {refused:,} times the host decoded a JPEG image that the device "
             "refused; the log names the first"
         )
-    uncompiled, layers = max(rank["uncompiled"] for rank in ranks)
-    if uncompiled:
-        notes.append(f"memory.compile: {uncompiled} of {layers} layers were not compiled")
+    compiled = max(
+        (c for rank in ranks if (c := rank["compiled"])), key=lambda c: c.uncompiled, default=None
+    )
+    if compiled and compiled.uncompiled:
+        notes.append(
+            f"memory.compile: {compiled.uncompiled} of {compiled.layers} convolutions and linear "
+            "layers were left uncompiled"
+        )
     if metrics["peak_allocated_mib"] is None:
         notes.append(
             "peak_allocated_mib, peak_reserved_mib, peak_cached_mib: no CUDA device; see "

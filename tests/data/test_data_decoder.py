@@ -226,7 +226,7 @@ def test_refusals_are_counted_and_the_first_is_told(
 
 def test_the_record_says_how_many_images_the_device_refused() -> None:
     metrics = {"peak_allocated_mib": [1.0]}
-    ranks = [{"gpus_end": [], "refused_images": count} for count in (0, 1234)]
+    ranks = [{"gpus_end": [], "refused_images": count, "compiled": None} for count in (0, 1234)]
     (note,) = _device_notes(metrics, ranks)
     assert note.startswith("data.decode=device: 1,234 times the host decoded a JPEG image")
     assert _device_notes(metrics, ranks[:1]) == []

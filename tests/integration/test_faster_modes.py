@@ -61,6 +61,8 @@ def test_everything_together_under_ddp_stays_near_the_plain_cell(command: Comman
     done, fast = trained(command, "fast", "parallel=ddp", "memory=fast")
     used = ("cuda_graph", "master_weights", "space_to_depth")
     assert [done.effective[name] for name in used] == [True] * len(used)
+    assert done.effective["compile"] == "default"
+    assert not any("uncompiled" in note for note in done.notes)
     assert_near(fast, plain, NEAR)
 
 

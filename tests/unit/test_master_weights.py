@@ -42,7 +42,7 @@ def trainer(network: nn.Module, *, masters: bool, scaler: bool = True) -> engine
 
 
 def train(of: engine.Trainer, first: int, last: int) -> list[float]:
-    return [float(engine.train_step(of, *batch(seed))[0]) for seed in range(first, last)]
+    return [float(engine.train_step(of, *batch(seed))) for seed in range(first, last)]
 
 
 def test_half_precision_weights_with_masters_train_as_stock_autocast_does() -> None:

@@ -76,17 +76,29 @@ def test_where_images_lie_on_the_device_a_step_costs_one_event_and_its_input_is_
 ) -> None:
     every = StepClock.INPUT_EVERY
     clock = StepClock(torch.device("cuda", 0), resident=True)
-    for _ in range(2):  # the events of the first epoch serve the second
+    for epoch in range(2):  # the events of the first epoch serve the second
         run_steps(clock, [(0, 0, 0)] * (2 * every + 1))
         found = clock.epoch_times()
         assert timeline.made == 1 + 2 * every + 1 + 2
-        timed = [every - 1, 2 * every - 1]
+        timed = [every - 1 - epoch, 2 * every - 1 - epoch]
         assert np.flatnonzero(~np.isnan(found.input_ms)).tolist() == timed
         assert found.input_ms[timed].tolist() == [1, 1]
         assert found.wait_ms.tolist() == [0] * (2 * every + 1)
         expected = np.ones(2 * every + 1)
         expected[timed] = 2
         assert found.step_ms.tolist() == expected.tolist()
+
+
+def test_parts_shorter_than_the_sampling_have_their_input_timed_too(
+    timeline: type[FakeEvent],
+) -> None:
+    clock = StepClock(torch.device("cuda", 0), resident=True)
+    parts = []
+    for _ in range(8):
+        run_steps(clock, [(0, 0, 0)] * 5)
+        parts.append(clock.epoch_times())
+    timed = ~np.isnan(StepTimes.joined(parts).input_ms)
+    assert np.flatnonzero(timed).tolist() == [7, 15, 23, 31, 39]
 
 
 def test_where_images_are_fetched_every_wait_and_every_input_is_timed(

@@ -6,14 +6,17 @@ import json
 import math
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from amp_sweep import checkpoint, config, data, models, parallel, record
 from amp_sweep.config import RunConfig
@@ -23,7 +26,7 @@ from amp_sweep.precision import Observed
 from amp_sweep.record import Record
 from amp_sweep.worker import Invalid, RankJob, prepare
 from amp_sweep.worker.build import build, outputs_of, rank_seed
-from amp_sweep.worker.compile_ahead import compile_ahead
+from amp_sweep.worker.compile_ahead import compile_ahead, layers_that_run
 from amp_sweep.worker.honoured import differences
 from amp_sweep.worker.train import Diverged, StopRequest, _checksum, _next_save, run_cell
 
@@ -357,6 +360,66 @@ def test_compiling_ahead_leaves_the_random_numbers_that_a_network_draws_itself(
     assert after == drawn() and len(calls) == 3
     cell.train.close()
     cell.test.close()
+
+
+class Wrapped(nn.Linear):
+    """A layer of a person's own around PyTorch's."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images)
+
+
+class Layers(nn.Module):
+    """Three layers, the middle one twice, and one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 4), Wrapped(4, 4), nn.Linear(4, 2)
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = self.second(self.second(self.first(images)))
+        return cast(Tensor, self.third(images))
+
+
+@torch.no_grad()  # at a break in the graph PyTorch looks at the gradients of what is no leaf
+def test_layers_whose_own_code_runs_are_told_from_compiled_ones() -> None:
+    network, images = Layers(), torch.randn(3, 4)
+
+    def run() -> set[int]:
+        return layers_that_run(network, lambda: network(images))
+
+    assert run() == {id(network.first), id(network.second), id(network.third)}
+    network.second.forward = torch._dynamo.disable(network.second.forward)  # type: ignore[method-assign]
+    network.compile(backend="eager", dynamic=False)
+    network(images)
+    assert run() == {id(network.second)}
+    assert sys.getprofile() is None
+
+
+@pytest.mark.parametrize("name", ["none", "ddp"])
+def test_a_network_of_pytorchs_own_containers_is_compiled_as_a_whole(
+    name: str, tmp_path: Path, settings: Make
+) -> None:
+    # In PyTorch 2.11 its children, compiled one by one, stay as they are.
+    root = tmp_path / "run"
+    job = job_of(root, settings(model__name="alexnet", model__width=0.05, data__image_size=64))
+    cell = build(job, RunPaths(root), Ranks(0, 0, 1))
+    cell.speedups = dataclasses.replace(cell.speedups, compile="default")
+    loss = cell.trainer.loss
+    if name == "ddp":
+        store = dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        loss = cell.trainer.loss = parallel.wrap(cell.loss, "ddp", [cell.device])
+    try:
+        loss.compile(backend="eager", dynamic=False)
+        compiled = compile_ahead(cell, Observed())
+    finally:
+        if name == "ddp":
+            dist.destroy_process_group()
+        cell.train.close()
+        cell.test.close()
+    assert compiled is not None and compiled.layers > 0 and compiled.uncompiled == 0
 
 
 def test_a_resumed_run_draws_on_from_where_it_stopped(
