@@ -22,6 +22,7 @@ from amp_sweep.record import Record
 from amp_sweep.worker import Invalid, honoured, measured
 from amp_sweep.worker import train as training
 from amp_sweep.worker.build import Cell, build
+from amp_sweep.worker.compile_ahead import Compiled
 from amp_sweep.worker.state import Progress
 from amp_sweep.worker.train import StopRequest, run_cell
 
@@ -194,7 +195,7 @@ def cell(tmp_path: Path, settings: Make) -> Iterator[tuple[Cell, list[dict[str, 
     (raw,) = built.train.batches(torch.arange(4).view(1, 4))
     with observe(built.loss, seen):
         built.trainer.loss(*built.train.to_input(raw))
-    yield built, [honoured.seen_by_rank(built, seen)]
+    yield built, [honoured.seen_by_rank(built, seen, None)]
     built.train.close()
     built.test.close()
 
@@ -240,6 +241,29 @@ def test_missing_epochs_replicas_and_images_are_named(
     built.job = dataclasses.replace(built.job, plan=plan)
     found = honoured.differences(built, Progress(epoch=2), ranks)
     assert "replicas: asked for 2, ran 1" in found and "processes: asked for 2, ran 1" in found
+
+
+@pytest.mark.parametrize(
+    ("compiled", "found"),
+    [
+        (None, ["torch.compile: asked for True, ran False"]),
+        (Compiled(1.0, 3, 3), ["layers that torch.compile left as they are: asked for not all, "
+                               "ran all"]),
+        (Compiled(1.0, 3, 2), []),
+        (Compiled(1.0, 0, 0), []),  # a network without such layers
+    ],
+)  # fmt: skip
+def test_layers_that_were_not_compiled_though_asked_for_are_named(
+    cell: tuple[Cell, list[dict[str, Any]]], compiled: Compiled | None, found: list[str]
+) -> None:
+    built, ranks = cell
+    built.speedups = dataclasses.replace(built.speedups, compile="default")
+    ranks[0] |= {
+        name: value
+        for name, value in honoured.seen_by_rank(built, Observed(), compiled).items()
+        if "compiled" in name
+    }
+    assert honoured.differences(built, Progress(epoch=2), ranks) == found
 
 
 def test_a_cell_whose_run_was_another_is_invalid_and_says_both(
