@@ -78,7 +78,7 @@ def ran(run: Record) -> list[tuple[str, Any]]:
         ("batch", batch),
         ("steps", f"{ran.get('steps')} in all"),
         ("images", f"{ran.get('train_images')} to train, {ran.get('test_images')} to test"),
-        ("input", ran.get("data_placement")),
+        ("input", _source(ran)),
         ("autocast", ran.get("autocast_dtype") or "off"),
         ("computed in", _layers(ran) or ", ".join(ran.get("observed_dtypes") or [])),
         ("gradient scaler", "on" if ran.get("scaler_enabled") else "off"),
@@ -92,6 +92,11 @@ def ran(run: Record) -> list[tuple[str, Any]]:
 
 def _switch(value: Any) -> str | None:
     return None if value is None else ("on" if value else "off")
+
+
+def _source(ran: dict[str, Any]) -> str | None:
+    placement = ran.get("data_placement")
+    return f"{placement}, one kernel" if placement and ran.get("fused_input") else placement
 
 
 def _tf32(ran: dict[str, Any]) -> str | None:

@@ -42,7 +42,7 @@ def full() -> Record:
             "device_names": ["NVIDIA H200"] * 2, "replicas": 2, "world_size": 2,
             "backend": "nccl", "global_batch": 64, "per_device_batch": 32, "steps": 15620,
             "train_images": 50000, "test_images": 10000, "data_placement": "device",
-            "autocast_dtype": "float16", "scaler_enabled": True, "tf32_matmul": False,
+            "fused_input": True, "autocast_dtype": "float16", "scaler_enabled": True, "tf32_matmul": False,
             "tf32_cudnn": True, "cudnn_benchmark": True, "memory_format": "channels_last",
             "compile": "default", "cuda_graph": True, "threads": 8,
             "observed_dtypes_by_layer": [
@@ -102,7 +102,13 @@ def test_every_known_figure_is_told() -> None:
     for words in (
         *("ddp x scaler, seed 3: completed", "outputs/story/run", "mixed: nothing dominates"),
         *("parallel=ddp precision=scaler", "width 0.5", "227 px", "lr 0.0001", "plateau"),
-        *("2 x NVIDIA H200", "nccl", "64 a step, 32 a device", "alike on 2 replicas"),
+        *(
+            "2 x NVIDIA H200",
+            "nccl",
+            "64 a step, 32 a device",
+            "alike on 2 replicas",
+            "device, one kernel",
+        ),
         *("convolution float16", "loss float32", "matrix products off, convolutions on"),
         *("channels_last", "compile=default, cuda_graph=True"),
         *("3.5 s", "17.0 s", "1.2 s", "1 m 01 s", "1 m 35 s", "4.11 / 4.22 / 4.33 ms"),
