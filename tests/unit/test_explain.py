@@ -43,7 +43,8 @@ def full() -> Record:
             "backend": "nccl", "global_batch": 64, "per_device_batch": 32, "steps": 15620,
             "train_images": 50000, "test_images": 10000, "data_placement": "device",
             "fused_input": True, "autocast_dtype": "float16", "scaler_enabled": True,
-            "tf32_matmul": False, "tf32_cudnn": True, "cudnn_benchmark": True, "memory_format": "channels_last",
+            "tf32_matmul": False, "tf32_cudnn": True, "cudnn_benchmark": True,
+            "memory_format": "channels_last",
             "compile": "default", "cuda_graph": True, "threads": 8,
             "observed_dtypes_by_layer": [
                 {"rank": rank, "device": f"cuda:{rank}", "convolution": ["float16"],
