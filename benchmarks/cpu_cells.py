@@ -31,8 +31,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from amp_sweep import record
+from benchmarks.children import REPOSITORY, environment
 
-REPOSITORY = Path(__file__).parents[1]
 PARALLELS = ("none", "dp", "ddp")
 PRECISIONS = ("fp32", "autocast", "scaler")
 CELLS = tuple((p, q) for p in PARALLELS for q in PRECISIONS)
@@ -53,10 +53,6 @@ class Work:
     def world(self) -> int:
         """Processes."""
         return RANKS if self.parallel == "ddp" else 1
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
 
 
 # ------------------------------------------------------------------ the loop written by hand
@@ -156,7 +152,7 @@ def run_hand_written(work: Work) -> dict[str, list[float]]:
                 *("--port", str(port), "--work", json.dumps(asdict(work))),
             ],
             cwd=REPOSITORY,
-            env=_environment(),
+            env=environment(CUDA_VISIBLE_DEVICES=""),
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -186,7 +182,7 @@ def run_ours(work: Work, folder: Path) -> tuple[list[float], str]:
             f"memory.format={'channels_last' if work.channels_last else 'contiguous'}",
         ],
         cwd=folder,
-        env=_environment(),
+        env=environment(CUDA_VISIBLE_DEVICES=""),
         stdout=subprocess.DEVNULL,
         check=True,
     )
@@ -272,7 +268,7 @@ def whole_matrix(folder: Path, evaluate_ms: dict[tuple[str, str], float]) -> dic
             *(f"parallel={','.join(PARALLELS)}", f"precision={','.join(PRECISIONS)}"),
         ],
         cwd=folder,
-        env=_environment(),
+        env=environment(CUDA_VISIBLE_DEVICES=""),
         stdout=subprocess.DEVNULL,
         check=True,
     )

@@ -11,7 +11,6 @@ RESULTS/figures-*.md, all records to RESULTS/records-*.json; checkpoints are not
 import argparse
 import datetime
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -24,8 +23,7 @@ from typing import Any
 
 from amp_sweep import record
 from amp_sweep.record import Record
-
-REPOSITORY = Path(__file__).parents[1]
+from benchmarks.children import REPOSITORY, environment
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "input", "workspace",
          "unattributed")  # fmt: skip
@@ -84,11 +82,10 @@ def cpu_size() -> Size:
 def train(runs: Path, name: str, *overrides: str) -> list[Record]:
     """A sweep through the command line; its records. What it prints goes to stderr."""
     command = [sys.executable, "-m", "amp_sweep.train", "-m", f"outputs={runs}", f"name={name}"]
-    environment = {**os.environ, "PYTHONPATH": _path()}
     started = time.monotonic()
     subprocess.run(
         [*command, "track=none", *overrides],
-        env=environment,
+        env=environment(),
         stdout=sys.stderr,
         stderr=sys.stderr,
         check=False,
@@ -100,15 +97,11 @@ def train(runs: Path, name: str, *overrides: str) -> list[Record]:
     return found
 
 
-def _path() -> str:
-    return os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
-
-
 def overhead(arguments: Sequence[str]) -> dict[str, Any]:
     """The figures of `measuring_overhead`, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.measuring_overhead", "--json", *arguments],
-        env={**os.environ, "PYTHONPATH": _path()},
+        env=environment(),
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

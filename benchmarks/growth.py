@@ -37,9 +37,9 @@ import numpy as np
 import psutil
 
 from amp_sweep import record
+from benchmarks.children import environment
 from benchmarks.cpu_cells import interval
 
-REPOSITORY = Path(__file__).parents[1]
 PARTS = ("images", "cells", "memory")
 CLAIM = 0.03  # twice the images take twice the time, within this
 POLL_S = 0.1
@@ -50,11 +50,6 @@ TINY = (
     *("data.batch_size=32", "model.width=0.1", "epochs=1", "track=none"),
     *("measure.probes=false", "measure.energy=false"),
 )
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path}
 
 
 # ------------------------------------------------------------------ images
@@ -94,7 +89,7 @@ def training_s(folder: Path, images: int, options: argparse.Namespace) -> float:
             *("measure.probes=false", f"device={options.device}", *options.settings),
         ],
         cwd=folder,
-        env=_environment(),
+        env=environment(),
         stdout=subprocess.DEVNULL,
         check=True,
     )
@@ -155,7 +150,7 @@ def watch_sweep(folder: Path, seeds: int, options: argparse.Namespace) -> Sweep:
             *(f"seed={','.join(map(str, range(seeds)))}", *TINY),
         ],
         cwd=folder,
-        env=_environment(),
+        env=environment(),
         stdout=terminal,
     )
     os.close(terminal)

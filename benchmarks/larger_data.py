@@ -37,10 +37,10 @@ from typing import Any
 import psutil
 
 from benchmarks import image_folder
+from benchmarks.children import REPOSITORY, environment
 from benchmarks.commit import commit
 from benchmarks.image_folder import Folder
 
-REPOSITORY = Path(__file__).parents[1]
 TEST_SHARE = 50  # one test image for so many training images
 SETTLE_S = 1.5  # after the first batch, and some batches; no longer than is timed
 SAMPLE_S = 0.5
@@ -381,10 +381,9 @@ def prepared_s(work: Work, cache: Path) -> float:
     with tempfile.TemporaryDirectory(prefix="larger-data-") as folder:
         script = Path(folder) / "prepare_folder.py"
         script.write_text(code, encoding="utf-8")
-        path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
         subprocess.run(
             [sys.executable, str(script), work.root],
-            env={**os.environ, "AMP_SWEEP_CACHE": str(cache), "PYTHONPATH": path},
+            env=environment(AMP_SWEEP_CACHE=str(cache)),
             check=True,
         )
     return time.perf_counter() - began

@@ -18,6 +18,7 @@ from analysis.columns import SECTIONS
 from analysis.compare import compare
 from analysis.frame import load, swept_axes
 from tests.analysis.synthetic import write_run
+from tests.conftest import python_path
 
 Make = Callable[..., Path]
 
@@ -278,7 +279,7 @@ def test_importing_it_brings_in_neither_torch_nor_hydra() -> None:
         "{'torch', 'hydra', 'omegaconf', 'matplotlib', 'scipy'}), "
         "sorted(n for n in sys.modules if n.startswith('amp_sweep.')))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(key.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": python_path(Path(key.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )

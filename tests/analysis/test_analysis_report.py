@@ -27,6 +27,7 @@ from analysis.frame import load
 from analysis.markup import html, latex, latex_escape, markdown, markdown_escape
 from analysis.texts import matrices
 from tests.analysis.synthetic import TRUTHS, write_sweep
+from tests.conftest import python_path
 
 Make = Callable[..., Path]
 
@@ -351,7 +352,7 @@ def test_it_runs_as_a_process_into_a_closed_pipe_and_without_unicode(make_matrix
     sweep = make_matrix(seed=1)
     make_matrix(seed=2)
     root = Path(analysis.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONIOENCODING": "ascii"}
+    environment = {**os.environ, "PYTHONPATH": python_path(root), "PYTHONIOENCODING": "ascii"}
     command = f'"{sys.executable}" -P -m analysis "{sweep}" | head -n 2'
     done = subprocess.run(
         command, shell=True, capture_output=True, text=True, env=environment, check=False

@@ -15,6 +15,7 @@ import torch
 
 from amp_sweep.config import DataConfig
 from amp_sweep.data import DataError, open_split, prepare
+from tests.conftest import python_path
 
 MakeFolder = Callable[..., Path]
 MakeConfig = Callable[..., DataConfig]
@@ -124,7 +125,7 @@ def test_loader_processes_outlive_slurms_signals_and_not_their_rank(tmp_path: Pa
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
     )
     assert rank.stdin is not None
     assert rank.stdout is not None
@@ -153,7 +154,7 @@ def test_a_rank_that_ends_normally_does_not_wait_for_its_loader_processes(tmp_pa
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")

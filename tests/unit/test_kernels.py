@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from amp_sweep.fast import adamw
+from tests.conftest import REPOSITORY, python_path
 
 INTERPRETED = Path(__file__).with_name("kernels_interpreted.py")
 
@@ -20,8 +21,8 @@ def test_the_kernels_agree_with_pytorch_in_tritons_interpreter() -> None:
         text=True,
         timeout=240,
         check=False,
-        cwd=INTERPRETED.parents[2],
-        env={"PYTHONPATH": str(INTERPRETED.parents[2]), "PATH": "/usr/bin:/bin"},
+        cwd=REPOSITORY,
+        env={"PYTHONPATH": python_path(REPOSITORY), "PATH": "/usr/bin:/bin"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
