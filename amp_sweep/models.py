@@ -142,6 +142,18 @@ def _runs_at(model: nn.Module, size: int, refusals: tuple[type[Exception], ...])
     return True
 
 
+def build_for_shapes(name: str, outputs: int, *, width: float | None = None) -> nn.Module:
+    """`build` on the meta device, without values; on the CPU where a network needs some.
+
+    RegNet, say, computes its widths with tensors while it is built. Raises ModelError.
+    """
+    try:
+        with torch.device("meta"):
+            return build(name, outputs, width=width)
+    except (NotImplementedError, RuntimeError):
+        return build(name, outputs, width=width)
+
+
 def check_image_size(
     name: str, image_size: int, *, width: float | None = None, outputs: int = 2
 ) -> None:
@@ -157,11 +169,7 @@ def check_image_size(
     if own:
         model = build(name, outputs).to("meta")
     else:
-        try:
-            with torch.device("meta"):
-                model = build(name, outputs, width=width)
-        except NotImplementedError:  # RegNet computes its widths with tensors
-            model = build(name, outputs, width=width).to("meta")
+        model = build_for_shapes(name, outputs, width=width).to("meta")
     model.train()
     if _runs_at(model, image_size, refusals):
         return

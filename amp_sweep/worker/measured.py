@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from amp_sweep import data, diagnose, models, probes
@@ -147,15 +146,7 @@ def subject(cell: Cell, progress: Progress, driver: str | None) -> Subject:
 def _plain_network(cell: Cell) -> nn.Module:
     """The network as it is defined: layers that were fused do other sums for the same result."""
     model = cell.config.model
-
-    def build() -> nn.Module:
-        return models.build(model.name, cell.outputs, width=model.width)
-
-    try:
-        with torch.device("meta"):
-            return build()
-    except (NotImplementedError, RuntimeError):  # it computes with tensors while it is built
-        return build()
+    return models.build_for_shapes(model.name, cell.outputs, width=model.width)
 
 
 def probed(
