@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -15,7 +15,8 @@ import torch
 
 from amp_sweep.config import DataConfig
 from amp_sweep.data import DataError, open_split, prepare
-from tests.conftest import python_path
+from tests.conftest import python_path, wait_for
+from tests.processes import gone
 
 MakeFolder = Callable[..., Path]
 MakeConfig = Callable[..., DataConfig]
@@ -23,18 +24,8 @@ CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 
 
-def gone(pids: list[int], within_s: float) -> bool:
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        alive = [
-            pid
-            for pid in pids
-            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        ]
-        if not alive:
-            return True
-        time.sleep(0.05)
-    return False
+def wait_for_the_end_of(pids: Iterable[int]) -> None:
+    wait_for(lambda: all(gone(pid) for pid in pids), 6)
 
 
 def workers() -> list[int]:
@@ -75,7 +66,7 @@ def test_loader_processes_deliver_the_batches_of_the_main_process(
         assert len(used[0]) == 2
         split.close()
         del batches
-        assert gone(list(used[0]), within_s=6)
+        wait_for_the_end_of(used[0])
 
 
 def test_a_broken_file_in_a_loader_process_is_told_in_one_line(
@@ -141,7 +132,7 @@ def test_loader_processes_outlive_slurms_signals_and_not_their_rank(tmp_path: Pa
         assert rank.stdout.readline() == "32\n"
         assert rank.stdout.readline() == "32\n"
         rank.kill()
-        assert gone(pids, within_s=5)
+        wait_for_the_end_of(pids)
 
 
 def test_a_rank_that_ends_normally_does_not_wait_for_its_loader_processes(tmp_path: Path) -> None:
@@ -159,5 +150,5 @@ def test_a_rank_that_ends_normally_does_not_wait_for_its_loader_processes(tmp_pa
     )
     assert (done.returncode, done.stderr) == (0, "")
     pids = [int(pid) for pid in done.stdout.splitlines()[0].split()]
-    assert gone(pids, within_s=5)
+    wait_for_the_end_of(pids)
     assert time.monotonic() - started < 30

@@ -1,5 +1,6 @@
 """Ctrl-C at any moment: a line for a person, exit code 130, and nothing left behind."""
 
+import contextlib
 import os
 import re
 import signal
@@ -15,21 +16,19 @@ from amp_sweep import config, record
 from amp_sweep.paths import RunPaths
 from amp_sweep.record import Record
 from tests.conftest import REPOSITORY, CommandLine, wait_for
+from tests.processes import group_members, wait_for_end_of_group
 from tests.unit.conftest import make_config
 
 FAULTY = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=3")
 
 
-def members(group: int) -> list[str]:
-    """The command lines of the processes of a group."""
+def is_running(group: int, command: str) -> bool:
+    """Whether a process of the group has `command` in its command line."""
     found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline()))
-        except (psutil.Error, ProcessLookupError):
-            continue
-    return found
+    for member in group_members(group):
+        with contextlib.suppress(psutil.Error):
+            found.append(" ".join(member.cmdline()))
+    return any(command in line for line in found)
 
 
 # From the imports of the launcher through those of the server to the look at the machine.
@@ -46,7 +45,7 @@ def test_ctrl_c_before_the_first_cell_leaves_one_line_and_nothing_else(
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 130
     assert re.fullmatch("interrupted( before any cell started)?\n", out)
-    wait_for(lambda: not members(process.pid), 5)
+    wait_for_end_of_group(process.pid)
     assert not (command.folder / "outputs").exists()
 
 
@@ -61,21 +60,21 @@ def test_ctrl_c_while_the_network_is_looked_at_does_not_wait_for_it(command: Com
     assert time.monotonic() - started < 5
     assert process.returncode == 130
     assert out.endswith("interrupted before any cell started\n") and "Traceback" not in out
-    wait_for(lambda: not members(process.pid), 5)
+    wait_for_end_of_group(process.pid)
 
 
 def test_a_ctrl_c_while_the_closing_table_is_made_ends_quietly(command: CommandLine) -> None:
     process = command.with_faults().with_environment(SLOW="0.05").popen(*FAULTY)
     wait_for(lambda: list(command.folder.glob("outputs/*/*/progress.json")))
     os.killpg(process.pid, signal.SIGINT)
-    wait_for(lambda: any("-m analysis" in line for line in members(process.pid)))
+    wait_for(lambda: is_running(process.pid, "-m analysis"))
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "Traceback" not in out
     assert out.endswith("interrupted; the same command goes on from here\n")
     assert command.only_record().status == record.INTERRUPTED
-    wait_for(lambda: not members(process.pid), 5)
+    wait_for_end_of_group(process.pid)
 
 
 def start(command: CommandLine, *arguments: str) -> "subprocess.Popen[str]":

@@ -18,6 +18,7 @@ import torch
 from amp_sweep import record
 from amp_sweep.record import Record
 from tests.conftest import CommandLine, wait_for
+from tests.processes import freeze, group_members, wait_for_end_of_group
 
 NET = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48")
 FAULTY = (*NET, "epochs=3", "track=none")
@@ -40,17 +41,6 @@ def progress(command: CommandLine) -> str:
 
 def past_first_epoch(command: CommandLine) -> Callable[[], object]:
     return lambda: re.search(r'"epoch": [1-9].*"step": [3-9]', progress(command))
-
-
-def group_members(group: int) -> list[int]:
-    members = []
-    for process in psutil.process_iter():
-        try:
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                members.append(process.pid)
-        except (psutil.Error, ProcessLookupError):
-            continue
-    return members
 
 
 @dataclass(frozen=True)
@@ -148,7 +138,7 @@ def test_ctrl_c_saves_and_the_next_command_ends_with_the_same_weights(
     assert time.monotonic() - started < ENDS_WITHIN_S
     assert process.returncode == 130, out
     assert "INTERRUPTED" in out
-    wait_for(lambda: not group_members(process.pid), 5)
+    wait_for_end_of_group(process.pid)
     stopped = faulty.only_record()
     assert stopped.status == record.INTERRUPTED
     assert (next(faulty.folder.rglob("last.pt"))).exists()
@@ -192,7 +182,7 @@ def test_after_a_kill_the_next_command_resumes_from_the_last_checkpoint(
     else:
         os.killpg(process.pid, signal.SIGKILL)
     out, _ = process.communicate(timeout=30)
-    wait_for(lambda: not group_members(process.pid), ENDS_WITHIN_S)
+    wait_for_end_of_group(process.pid, ENDS_WITHIN_S)
     assert time.monotonic() - started < ENDS_WITHIN_S
     if victim in ("rank", "agent"):
         failed = faulty.only_record()
@@ -252,7 +242,7 @@ def endings(
     )
     out, _ = process.communicate(timeout=150)
     assert process.returncode == 1, out
-    wait_for(lambda: not group_members(process.pid), 5)
+    wait_for_end_of_group(process.pid)
     records = {found.cell["seed"]: found for found in command.records().values()}
     return Endings(records, out, rank)
 
@@ -312,7 +302,7 @@ def test_a_second_ctrl_c_ends_at_once(faulty: CommandLine) -> None:
     assert time.monotonic() - started < 5
     assert process.returncode == 130
     assert faulty.only_record().status == record.INTERRUPTED
-    wait_for(lambda: not group_members(process.pid), 5)
+    wait_for_end_of_group(process.pid)
 
 
 OTHER_HOST = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh")
@@ -359,7 +349,7 @@ def test_a_command_imports_torch_once_and_not_in_its_own_process(faulty: Command
     process = faulty.with_environment(SLOW="1").popen("parallel=ddp", *FAULTY)
     wait_for(lambda: progress(faulty))
     text = Path(f"/proc/{process.pid}/maps").read_text()
-    members = {pid: psutil.Process(pid) for pid in group_members(process.pid)}
+    members = {member.pid: member for member in group_members(process.pid)}
     with_torch = {p for p in members if "libtorch" in Path(f"/proc/{p}/maps").read_text()}
     parents = {members[pid].ppid() for pid in with_torch}
     os.killpg(process.pid, signal.SIGKILL)
@@ -410,7 +400,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 
     def frozen_with_both() -> bool:
         # Between two renames there is no last one for a moment.
-        os.killpg(process.pid, signal.SIGSTOP)
+        freeze(*(member.pid for member in group_members(process.pid)))
         there = all([*faulty.folder.rglob(f"{name}.pt")] for name in ("last", "previous"))
         if not there:
             os.killpg(process.pid, signal.SIGCONT)

@@ -4,12 +4,12 @@ import os
 import signal
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from amp_sweep import record
 from tests.conftest import CommandLine, wait_for
-from tests.integration.test_faults import group_members, past_first_epoch, pid_of_rank
+from tests.integration.test_faults import past_first_epoch, pid_of_rank
+from tests.processes import freeze, gone, group_members
 
 CELL = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=2",
         "data.train_images=480", "track=none")  # fmt: skip
@@ -22,12 +22,12 @@ def frozen(command: CommandLine) -> Iterator[tuple[CommandLine, int]]:
     process = command.with_environment(SLOW="0.1").popen(*CELL)
     wait_for(past_first_epoch(command))
     rank = pid_of_rank(command, 0)
-    os.kill(rank, signal.SIGSTOP)
+    freeze(rank)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     yield command, rank
-    for pid in group_members(process.pid):
-        os.kill(pid, signal.SIGKILL)
+    for member in group_members(process.pid):
+        member.kill()
     process.communicate(timeout=30)
 
 
@@ -35,11 +35,11 @@ def test_no_cell_begins_beside_a_rank_of_an_earlier_run(
     frozen: tuple[CommandLine, int],
 ) -> None:
     command, rank = frozen
-    assert psutil.Process(rank).status() == psutil.STATUS_STOPPED
+    assert not gone(rank)
     again = command.train(*CELL)
     assert again.code == 0, again.text
     # It would go on writing the record and checkpoints as soon as it is woken up.
-    assert not psutil.pid_exists(rank) or psutil.Process(rank).status() == psutil.STATUS_ZOMBIE
+    assert gone(rank)
     found = command.only_record()
     assert found.status == record.COMPLETED
     assert len(found.segments) == 2

@@ -16,9 +16,9 @@ from tests.conftest import CommandLine, wait_for
 from tests.integration.test_faults import (
     ENDS_WITHIN_S,
     STEPS,
-    group_members,
     progress,
 )
+from tests.processes import wait_for_end_of_group
 
 MakeCommandLine = Callable[[Path], CommandLine]
 
@@ -40,10 +40,6 @@ DEATHS = [
 @pytest.fixture
 def faulty(command: CommandLine) -> Iterator[CommandLine]:
     yield command.with_faults()
-
-
-def assert_nothing_is_left(group: int) -> None:
-    wait_for(lambda: not group_members(group), 5)
 
 
 def assert_completed_without_probes(command: CommandLine, found: Record, words: str) -> None:
@@ -73,7 +69,7 @@ def test_whatever_ends_a_rank_in_the_probes_leaves_its_cell_completed(
     process = command.popen(*cells)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0, out
-    assert_nothing_is_left(process.pid)
+    wait_for_end_of_group(process.pid)
     records = {found.cell["seed"]: found for found in command.records().values()}
     for seed, (_, words) in enumerate(deaths):
         assert_completed_without_probes(command, records[seed], words.format(rank=rank))
@@ -91,7 +87,7 @@ def test_ctrl_c_in_the_probes_keeps_the_cell_and_ends_the_sweep(faulty: CommandL
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130, out
     assert time.monotonic() - started < 2 * ENDS_WITHIN_S  # with the table, which follows
-    assert_nothing_is_left(process.pid)
+    wait_for_end_of_group(process.pid)
     first, second = (command.records()[f"ddp-fp32-s{seed}"] for seed in (0, 1))
     assert_completed_without_probes(command, first, "the run was interrupted")
     assert second.status == record.PENDING
@@ -104,7 +100,7 @@ def test_a_sweep_that_is_killed_in_the_probes_trains_nothing_again(faulty: Comma
     weights = next(command.folder.rglob("final.pt")).stat().st_mtime_ns
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=30)
-    assert_nothing_is_left(process.pid)
+    wait_for_end_of_group(process.pid)
     assert command.only_record().status == record.RUNNING
     again = faulty.train("parallel=ddp", *CELL)
     assert again.code == 0, again.text
