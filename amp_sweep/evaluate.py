@@ -1,4 +1,4 @@
-"""The accuracy of stored checkpoints: `python -m amp_sweep.evaluate RUN_DIR [RUN_DIR ...]`."""
+"""The accuracy of stored checkpoints: `python -m amp_sweep.evaluate DIR [DIR ...]`."""
 
 from amp_sweep import ctrl_c
 
@@ -32,7 +32,7 @@ from amp_sweep import (
 from amp_sweep.explain.lookup import printable
 from amp_sweep.fast import space_to_depth
 from amp_sweep.hardware import detect
-from amp_sweep.paths import RunPaths
+from amp_sweep.paths import TABLES_NAME, RunPaths
 from amp_sweep.screen import Screen
 
 log = logging.getLogger(__name__)
@@ -108,6 +108,11 @@ def _accuracy(recorded: record.Record, epoch: int, path: Path) -> float | None:
                 return float(value)
             raise EvaluationError(f"{path}: the test_accuracy of epoch {epoch} is {value!r:.40}")
     return None
+
+
+def _runs(root: Path) -> list[Path]:
+    """A run, or the runs of a sweep."""
+    return [path.parent for path in record.find(root)] or [root]
 
 
 def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
@@ -194,16 +199,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="amp-sweep-evaluate", description="Accuracy of a run's stored weights."
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR")
+    parser.add_argument(
+        "dirs", nargs="+", type=Path, metavar="DIR", help="run directories, or those of sweeps"
+    )
     parser.add_argument(
         "--which", choices=("final", "best"), default="final", help="which weights (final)"
     )
     options = parser.parse_args(arguments)
     config.find_own_code()
     forkserver.track_quietly()  # Ctrl-C may kill loader processes
-    screen = Screen(len(options.runs))
+    runs = [run for root in options.dirs for run in _runs(root)]
+    if len(runs) > 1:  # outputs/NAME/* names the sweep's tables too
+        runs = [run for run in runs if run.name != TABLES_NAME]
+    screen = Screen(len(runs))
     code = 0
-    for root in options.runs:
+    for root in runs:
         try:
             found = evaluate_run(root, options.which, screen)
         except EvaluationError as error:

@@ -17,12 +17,10 @@ import pandas as pd
 from rich.console import Console
 
 from amp_sweep import record
+from amp_sweep.paths import TABLES_NAME
 from analysis import answer as answers
 from analysis import axes, compare, gate, options, pivot, report, terminal
 from analysis.frame import load
-
-# Folder of the tables inside a sweep directory.
-TABLES_NAME = "tables"
 
 EXPECTED = (
     "Expected: the directory of a sweep (outputs/NAME), which holds a directory per run "

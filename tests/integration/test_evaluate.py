@@ -78,6 +78,15 @@ def test_without_cuda_the_host_decodes_the_files_of_a_run_and_it_is_told(
     assert run.out.rstrip().endswith(", as recorded")
 
 
+def test_a_sweep_stands_for_its_runs_and_its_tables_are_none(trained: CommandLine) -> None:
+    alone = trained("amp_sweep.evaluate", str(trained.run_dir("none")))
+    sweep = trained.folder / "outputs" / "matrix"
+    (sweep / "tables").mkdir(exist_ok=True)
+    for given in ([sweep], sorted(sweep.iterdir())):
+        run = trained("amp_sweep.evaluate", *map(str, given))
+        assert (run.code, run.out) == (0, alone.out)
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
