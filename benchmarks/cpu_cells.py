@@ -329,7 +329,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--channels-last", action="store_true", help="both contenders")
     parser.add_argument("--matrix", action="store_true", help="the whole bare matrix too")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="README.md and cpu-cells.csv")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="cells.md and cells.csv")
     for hidden in ("--rank", "--port", "--work"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -368,8 +368,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _write(out: Path, rows: Sequence[Row], page: str, command: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     text = f"# Cells on a CPU against a loop written by hand\n\n{page}.\n\nMade by `{command}`.\n"
-    (out / "README.md").write_text(text, encoding="utf-8")
-    with (out / "cpu-cells.csv").open("w", encoding="utf-8", newline="") as file:
+    (out / "cells.md").write_text(text, encoding="utf-8")
+    with (out / "cells.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(asdict(rows[0])), lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)

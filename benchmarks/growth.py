@@ -12,7 +12,7 @@ memory  of the same sweeps, on a terminal: resident memory of the sweep process 
         that forks its ranks, at the end of each cell; what a cell adds is the slope of a
         straight line
 
-Times need a quiet machine: the load is told. `--out` gets README.md and growth.json.
+Times need a quiet machine: the load is told. `--out` gets growth.md and growth.json.
 """
 
 import argparse
@@ -344,7 +344,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
     parser.add_argument("--settings", nargs="*", default=[], help="of the cell of the images")
     parser.add_argument("--small", action="store_true", help="on the CPU: does it all run?")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="README.md and growth.json")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="growth.md and growth.json")
     options = parser.parse_args(argv)
     if options.small:
         options.images, options.epochs, options.repeats, options.seeds = 64, 2, 1, 2
@@ -372,7 +372,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = " ".join(["python -m benchmarks.growth", *(sys.argv[1:] if argv is None else argv)])
         options.out.mkdir(parents=True, exist_ok=True)
         text = f"# What twice as much costs\n\n{page}.\n\nMade by `{given}`.\n"
-        (options.out / "README.md").write_text(text, encoding="utf-8")
+        (options.out / "growth.md").write_text(text, encoding="utf-8")
         figures["provenance"] = pieces[-1]
         (options.out / "growth.json").write_text(
             json.dumps(figures, indent=1) + "\n", encoding="utf-8"

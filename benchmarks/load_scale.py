@@ -6,7 +6,7 @@
 Makes synthetic records (20 epochs each, every figure that the analysis knows) in a
 temporary folder. Each measurement is a fresh process. Cold: no cache of ours; the files
 themselves are in the operating system's, as they are when a sweep has just ended. Warm: the
-call before left its cache. `--out` writes `README.md` and `load-scale.csv` there.
+call before left its cache. `--out` writes `load-scale.md` and `load-scale.csv` there.
 """
 
 import argparse
@@ -278,7 +278,7 @@ def provenance(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def write(out: Path, rows: Sequence[dict[str, Any]], text: str, command: str) -> None:
-    """Write README.md and load-scale.csv into `out`."""
+    """Write load-scale.md and load-scale.csv into `out`."""
     out.mkdir(parents=True, exist_ok=True)
     page = (
         "# Loading and comparing many runs\n\n"
@@ -287,7 +287,7 @@ def write(out: Path, rows: Sequence[dict[str, Any]], text: str, command: str) ->
         "of the whole process. Where the load average is above 2, others used the cores too.\n\n"
         f"Made by `{command}`.\n"
     )
-    (out / "README.md").write_text(page, encoding="utf-8")
+    (out / "load-scale.md").write_text(page, encoding="utf-8")
     lines = io.StringIO()
     writer = csv.DictWriter(lines, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()

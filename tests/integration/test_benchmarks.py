@@ -85,7 +85,7 @@ def test_the_benchmark_of_growth_runs_small_and_writes_its_tables(tmp_path: Path
     # page more or less, at whatever moment of the work between two cells they were taken.
     after_first, at_last = large["sweep_mib"][2:10], large["sweep_mib"][-8:]
     assert statistics.median(at_last) - statistics.median(after_first) < 2
-    page = (tmp_path / "README.md").read_text()
+    page = (tmp_path / "growth.md").read_text()
     assert done.stdout.rstrip() in page and "## Memory" in page
 
 

@@ -45,8 +45,8 @@ def test_it_measures_both_contenders_and_writes_what_it_found(tmp_path: Path) ->
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    [row] = csv.DictReader((tmp_path / "cpu-cells.csv").read_text().splitlines())
+    [row] = csv.DictReader((tmp_path / "cells.csv").read_text().splitlines())
     assert (row["parallel"], row["precision"]) == ("ddp", "scaler")
     assert float(row["ratio"]) == pytest.approx(float(row["ours_ms"]) / float(row["hand_ms"]))
-    page = (tmp_path / "README.md").read_text()
+    page = (tmp_path / "cells.md").read_text()
     assert "torch" in page and "load average" in page and "| ddp x scaler |" in page
