@@ -32,7 +32,7 @@ from amp_sweep import (
 from amp_sweep.explain.lookup import printable
 from amp_sweep.fast import space_to_depth
 from amp_sweep.hardware import detect
-from amp_sweep.paths import TABLES_NAME, RunPaths
+from amp_sweep.paths import RunPaths
 from amp_sweep.screen import Screen
 
 log = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     forkserver.track_quietly()  # Ctrl-C may kill loader processes
     runs = [run for root in options.dirs for run in _runs(root)]
     if len(runs) > 1:  # outputs/NAME/* names the sweep's tables too
-        runs = [run for run in runs if run.name != TABLES_NAME]
+        runs = [run for run in runs if run.name != record.TABLES_NAME]
     screen = Screen(len(runs))
     code = 0
     for root in runs:

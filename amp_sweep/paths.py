@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RECORD_NAME = "record.json"
-# A folder of a sweep that is no run: what `python -m analysis` writes.
-TABLES_NAME = "tables"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,9 @@ from amp_sweep.paths import RECORD_NAME
 
 SCHEMA_VERSION = 1
 
+# A folder of a sweep that is no run: the tables that `analysis` makes of it.
+TABLES_NAME = "tables"
+
 PENDING = "pending"
 RUNNING = "running"
 COMPLETED = "completed"

@@ -17,9 +17,9 @@ import pandas as pd
 from rich.console import Console
 
 from amp_sweep import record
-from amp_sweep.paths import TABLES_NAME
 from analysis import answer as answers
 from analysis import axes, compare, gate, options, pivot, report, terminal
+from analysis.comparison import Comparison
 from analysis.frame import load
 
 EXPECTED = (
@@ -138,7 +138,7 @@ def _out(arguments: argparse.Namespace) -> Path | None:
         return Path(arguments.out)
     if arguments.where:
         return None
-    return Path(next(each for each in arguments.dirs if record.find(each))) / TABLES_NAME
+    return Path(next(each for each in arguments.dirs if record.find(each))) / record.TABLES_NAME
 
 
 def _merged(filters: Sequence[tuple[str, list[str]]]) -> Mapping[str, list[str]]:
@@ -149,14 +149,14 @@ def _merged(filters: Sequence[tuple[str, list[str]]]) -> Mapping[str, list[str]]
     return merged
 
 
-def _compared(arguments: argparse.Namespace, frame: pd.DataFrame) -> compare.Comparison:
+def _compared(arguments: argparse.Namespace, frame: pd.DataFrame) -> Comparison:
     return compare.compare(
         frame, arguments.baseline, margin=arguments.margin, alpha=arguments.alpha
     )
 
 
 def _pivots(
-    arguments: argparse.Namespace, frame: pd.DataFrame, comparison: compare.Comparison
+    arguments: argparse.Namespace, frame: pd.DataFrame, comparison: Comparison
 ) -> list[pivot.Pivot]:
     """The tables asked for by --rows, --cols and --metric; [] where none of them is given.
 

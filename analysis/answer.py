@@ -9,7 +9,7 @@ from amp_sweep import record
 from analysis import best, claims, texts, verdicts
 from analysis.best import At, Best, name
 from analysis.claims import ClaimFound
-from analysis.compare import Cell, Comparison, Table
+from analysis.comparison import Cell, Comparison, Table
 
 # A run that could not tell what bounds it; why is in its notes.
 UNDETERMINED = "undetermined"

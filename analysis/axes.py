@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import key
-from analysis.columns import clean
+from analysis.values import clean
 
 Row = dict[str, Any]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from analysis import compare, statistics, texts, verdicts
-from analysis.compare import Cell, Table
+from analysis.comparison import Cell, Table
 
 At = tuple[str, str]  # (parallelism, precision) as the tables label them
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from analysis import article, compare, texts, verdicts
 from analysis.article import HELD, NOT_DECIDED, NOT_HELD, Claim
-from analysis.compare import Cell, Table
+from analysis.comparison import Cell, Table
 from analysis.verdicts import Effect
 
 

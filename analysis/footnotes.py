@@ -6,7 +6,7 @@ from typing import Any
 
 from amp_sweep import record
 from analysis import key
-from analysis.columns import items
+from analysis.values import items
 
 Row = dict[str, Any]
 

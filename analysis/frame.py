@@ -17,21 +17,10 @@ from pandas.api.extensions import ExtensionArray
 
 from amp_sweep import record
 from analysis import key
-from analysis.columns import (
-    HEAD,
-    PER_DEVICE,
-    SECTIONS,
-    TAIL,
-    TEXT,
-    Columns,
-    as_text,
-    clean,
-    column,
-    columns_of,
-    items,
-)
-from analysis.columns import runs as counted
+from analysis.columns import HEAD, PER_DEVICE, SECTIONS, TAIL, Columns, columns_of
 from analysis.gather import FIXED_PARTS, Gathered, Numbers, Run, gather
+from analysis.values import TEXT, as_text, clean, column, items
+from analysis.values import runs as counted
 
 # Overrides that say how a sweep is run and never what is measured.
 NO_AXIS = frozenset({"name", "outputs", "force", "plan", "launch", "hydra"})

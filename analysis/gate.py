@@ -11,9 +11,10 @@ import pandas as pd
 
 from amp_sweep import record
 from analysis import columns, footnotes, key, labels, statistics, texts, verdicts
-from analysis.compare import MEMORIES
+from analysis.comparison import MEMORIES
 from analysis.frame import rows_of
 from analysis.statistics import ALPHA, Contrast, Figure
+from analysis.values import TEXT
 from analysis.verdicts import ACCURACY, RATIO, Effect
 
 Row = dict[str, Any]
@@ -60,7 +61,7 @@ def read(path: Path) -> pd.DataFrame:
         heads = pd.read_csv(path, nrows=0).columns
         if missing := {"status", "run_dir", "parallel", "precision", "seed"} - set(heads):
             raise BadBaseline(f"{path}: no cells.csv (no column {min(missing)})")
-        types: dict[Any, Any] = {name: kinds.get(name, columns.TEXT) for name in heads}
+        types: dict[Any, Any] = {name: kinds.get(name, TEXT) for name in heads}
         frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=[""])
         # What an earlier version did not write is null.
         for name in kinds.keys() - set(heads):

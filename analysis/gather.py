@@ -19,7 +19,7 @@ import orjson
 
 from amp_sweep import record
 from analysis import cache
-from analysis.columns import clean
+from analysis.values import clean
 
 # A cache is written again when at least this share of its rows is new.
 WORTH_WRITING_FRAC = 0.05

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from amp_sweep import record
 from analysis import page, pictures
 from analysis.answer import Answer
-from analysis.compare import Comparison
+from analysis.comparison import Comparison
 from analysis.pictures import Picture, Pictures, style
 
 FILE = "report.html"

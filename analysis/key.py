@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from amp_sweep import record
-from analysis.columns import items
+from analysis.values import items
 
 COMPARED = ("parallel", "precision")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis import key
-from analysis.columns import runs
+from analysis.values import runs
 
 Row = dict[str, Any]
 

@@ -16,7 +16,7 @@ import pandas as pd
 
 from amp_sweep import record
 from analysis import frame
-from analysis.columns import FLOAT, INT, clean, column, kind_of
+from analysis.values import FLOAT, INT, clean, column, kind_of
 
 Folder = str | os.PathLike[str]
 

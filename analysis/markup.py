@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from analysis import answer, article, pivot, texts
 from analysis.answer import Answer, TableAnswer
-from analysis.compare import Comparison, Table
+from analysis.comparison import Comparison, Table
 from analysis.pivot import Pivot
 
 LATEX = {

@@ -13,7 +13,7 @@ import pandas as pd
 from amp_sweep import record
 from analysis import answer, details, sheets, texts
 from analysis.answer import Answer, TableAnswer
-from analysis.compare import Cell, Comparison, Table
+from analysis.comparison import Cell, Comparison, Table
 from analysis.details import Run
 from analysis.frame import rows_of
 from analysis.sheets import Sheet

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 
 from amp_sweep import record
-from analysis import axes, compare, key, labels, texts, verdicts
-from analysis.columns import clean
-from analysis.compare import Cell, Comparison, Table
+from analysis import axes, key, labels, texts, verdicts
+from analysis.comparison import MEMORIES, PARALLEL_ORDER, PRECISION_ORDER, Cell, Comparison, Table
 from analysis.frame import rows_of
 from analysis.statistics import Figure, Interval
 from analysis.texts import SPEEDUP
+from analysis.values import clean
 from analysis.verdicts import Effect
 
 Row = dict[str, Any]
@@ -65,7 +65,7 @@ class Pivot:
 
 
 def of_table(table: Table, metric: str) -> Pivot:
-    """Parallelism x precision of one figure of a table (`compare.FIGURES`, "speed-up",
+    """Parallelism x precision of one figure of a table (`comparison.FIGURES`, "speed-up",
     "memory", or a short name of `SHORT`).
     """
     metric = _full(metric, table)
@@ -209,8 +209,8 @@ def _metric(frame: pd.DataFrame, name: str) -> str:
     if SHORT.get(name, name) == SPEEDUP:
         return SPEEDUP
     if name == MEMORY:
-        there = (m for m in compare.MEMORIES if m in frame.columns and frame[m].notna().any())
-        return next(there, compare.MEMORIES[-1])
+        there = (m for m in MEMORIES if m in frame.columns and frame[m].notna().any())
+        return next(there, MEMORIES[-1])
     column = axes.column(frame, SHORT.get(name, name))
     if not pd.api.types.is_numeric_dtype(frame[column]) or column.startswith("config."):
         raise ValueError(f"{name} is not a figure of a run")
@@ -253,7 +253,7 @@ def _ordered(axis: str, values: Sequence[str]) -> tuple[str, ...]:
     """The values of an axis in the order of a matrix; sweeps as they were given."""
     if axis == axes.SWEEP:
         return tuple(dict.fromkeys(values))
-    order = {"parallel": compare.PARALLEL_ORDER, "precision": compare.PRECISION_ORDER}.get(axis, ())
+    order = {"parallel": PARALLEL_ORDER, "precision": PRECISION_ORDER}.get(axis, ())
     place = {name: i for i, name in enumerate(order)}
 
     def rank(value: str) -> tuple[int, tuple[Any, ...]]:

@@ -10,7 +10,7 @@ import pandas as pd
 from amp_sweep import record
 from analysis import markup, pivot, texts
 from analysis.answer import Answer
-from analysis.compare import FIGURES, Cell, Comparison, Table
+from analysis.comparison import FIGURES, Cell, Comparison, Table
 from analysis.pivot import Pivot
 from analysis.verdicts import Effect
 

@@ -7,7 +7,7 @@ from typing import Any
 from amp_sweep import record
 from analysis import answer, article, pivot, texts
 from analysis.answer import TableAnswer
-from analysis.compare import Cell, Comparison, Table
+from analysis.comparison import Cell, Comparison, Table
 from analysis.texts import Grid
 
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ from rich.text import Text
 from amp_sweep import record
 from analysis import answer, article, pivot, texts, verdicts
 from analysis.answer import Answer, TableAnswer
-from analysis.compare import Comparison, Table
+from analysis.comparison import Comparison, Table
 from analysis.pivot import Pivot
 
 # Below this many columns a spread stands under its mean, and headings break.

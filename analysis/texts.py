@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from amp_sweep import record
 from analysis import verdicts
-from analysis.compare import Cell, Comparison, Table
+from analysis.comparison import Cell, Comparison, Table
 from analysis.statistics import MOST_SEEDS, Figure
 from analysis.verdicts import RATIO, WORSE, Effect
 

@@ -5,9 +5,7 @@ all. Ratios of one run can be trusted; the figures themselves belong to the devi
 """
 
 import argparse
-import datetime
 import json
-import os
 import platform
 import statistics
 import subprocess
@@ -24,8 +22,10 @@ import torch
 from PIL import Image
 
 from amp_sweep.hardware import cpu_name
-from benchmarks.commit import commit
-from benchmarks.contenders import CLASSES, CONTENDERS, SOURCE_SIZE, Work
+from benchmarks.contenders import CONTENDERS
+from benchmarks.contenders.work import CLASSES, SOURCE_SIZE, Work
+from benchmarks.shared import page
+from benchmarks.shared.provenance import commit, cores, today
 
 TIMEOUT_S = 300.0
 
@@ -138,9 +138,9 @@ def provenance(options: argparse.Namespace) -> list[str]:
     return [
         f"device: {' + '.join(names) if names and not options.cpu else cpu_name()}",
         f"torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}",
-        f"cores: {len(os.sched_getaffinity(0))}; loader workers: {options.workers}",
+        f"cores: {cores()}; loader workers: {options.workers}",
         f"steps timed: {options.steps} (a tenth for the slow loops); repeats: {options.repeats}",
-        f"commit {commit()}; {datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+        f"commit {commit()}; {today()}",
     ]
 
 
@@ -195,18 +195,10 @@ def _written(
 ) -> str:
     """The table so far, in the folder that was asked for."""
     there = [row for row in rows if found[row]]
-    lines = [*table(there, found), "", *(f"- {line}" for line in provenance(options)), ""]
-    text = "\n".join(lines)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "table.md").write_text(text, encoding="utf-8")
-        results = [{**asdict(row), "results": found[row]} for row in there]
-        for result in results:
-            result["work"]["images"] = None  # a path of this machine
-        (options.out / "results.json").write_text(
-            json.dumps(results, indent=1) + "\n", encoding="utf-8"
-        )
-    return text
+    results = [{**asdict(row), "results": found[row]} for row in there]
+    for result in results:
+        result["work"]["images"] = None  # a path of this machine
+    return page.so_far(table(there, found), provenance(options), options.out, results)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,9 @@ cell does all of that, on the same network with the same optimizer, in the same 
 long, since they pay too for what the cell does once an epoch.
 """
 
-import argparse
 import contextlib
-import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import torch
 import torch.nn.functional as F
@@ -59,21 +54,14 @@ _NOTHING = contextlib.nullcontext()
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point."""
-    parser = argparse.ArgumentParser(description="The default cell against the bare step.")
-    in_turns.add_arguments(parser)
+    parser = in_turns.parser_for("The default cell against the bare step.")
     parser.set_defaults(steps=200, pairs=80)
     options = parser.parse_args(arguments)
-    os.environ.setdefault("AMP_SWEEP_CACHE", tempfile.mkdtemp())
-    found = measure(in_turns.asked(options), options.pairs, options.steps)
-    if options.json:
-        print(json.dumps(asdict(found)))
-    else:
-        print(
-            f"{options.precision}: the default cell over the bare step {found.ratio:.4f} (95% "
-            f"interval {found.low:.4f} to {found.high:.4f}, n={found.pairs} pairs of "
-            f"{found.steps} steps of {found.step_ms:.2f} ms)"
-        )
-    return 0
+    return in_turns.answer(
+        options,
+        lambda settings: measure(settings, options.pairs, options.steps),
+        lambda found: f"{options.precision}: the default cell over the bare step {found.words()}",
+    )
 
 
 if __name__ == "__main__":

@@ -6,17 +6,18 @@ in changing order, and what is reported is an interval of the ratio within pairs
 """
 
 import argparse
-import math
+import json
+import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from amp_sweep import config, data
@@ -26,6 +27,7 @@ from amp_sweep.messages import RankJob
 from amp_sweep.parallel import Ranks, make_plan
 from amp_sweep.paths import RunPaths
 from amp_sweep.worker.build import Cell, build
+from benchmarks.shared.ratio import interval
 
 PRECISIONS = ("fp32", "autocast", "scaler", "bf16")
 
@@ -41,15 +43,15 @@ class Ratio:
     steps: int  # in each window
     step_ms: float  # of the other kind, median
 
+    def words(self, more: str = "") -> str:
+        """The ratio, and in brackets its interval, what it rests on, and `more`."""
+        return (
+            f"{self.ratio:.4f} (95% interval {self.low:.4f} to {self.high:.4f}, "
+            f"n={self.pairs} pairs of {self.steps} steps of {self.step_ms:.2f} ms{more})"
+        )
 
-def log_ratio_interval(
-    with_it: Sequence[float], without: Sequence[float], level: float = 0.95
-) -> tuple[float, float, float]:
-    """Ratio of paired times and the t interval on its logarithm. At least two pairs."""
-    logs = np.log(np.asarray(with_it) / np.asarray(without))
-    mean, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    reach = float(stats.t.ppf((1 + level) / 2, len(logs) - 1)) * error
-    return math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)
+
+Found = TypeVar("Found", bound=Ratio)
 
 
 def compare(
@@ -77,7 +79,10 @@ def compare(
         for window, times in turns if pair % 2 else reversed(turns):
             times.append(seconds(window))
     step_ms = 1e3 * float(np.median(others)) / steps
-    return Ratio(*log_ratio_interval(ones, others), pairs, steps, step_ms)
+    mean, low, high = interval([a / b for a, b in zip(ones, others, strict=True)])
+    if low is None or high is None:
+        raise ValueError(f"pairs={pairs}: an interval needs two")
+    return Ratio(mean, low, high, pairs, steps, step_ms)
 
 
 def settings_for(size: int, width: float, batch: int, precision: str, device: str) -> RunConfig:
@@ -103,8 +108,9 @@ def settings_for(size: int, width: float, batch: int, precision: str, device: st
     return config.normalise(config.from_dict(values))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def parser_for(description: str) -> argparse.ArgumentParser:
     """What every such benchmark is asked for."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--pairs", type=int, default=160)
     parser.add_argument("--steps", type=int, default=40, help="in each window")
     parser.add_argument("--size", type=int, default=227, help="pixels")
@@ -113,13 +119,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="scaler")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    return parser
 
 
-def asked(options: argparse.Namespace) -> RunConfig:
-    """The settings that the arguments ask for."""
-    return settings_for(
-        options.size, options.width, options.batch, options.precision, options.device
+def answer(
+    options: argparse.Namespace,
+    measure: Callable[[RunConfig], Found],
+    sentence: Callable[[Found], str],
+) -> int:
+    """Measure with the settings that `options` ask for; print the figures as JSON, or as a
+    `sentence`. The exit code.
+    """
+    os.environ.setdefault("AMP_SWEEP_CACHE", tempfile.mkdtemp())
+    found = measure(
+        settings_for(options.size, options.width, options.batch, options.precision, options.device)
     )
+    print(json.dumps(asdict(found)) if options.json else sentence(found))
+    return 0
 
 
 @contextmanager

@@ -7,11 +7,7 @@ What an epoch costs once, the energy counter at both ends, is timed by itself an
 epoch of `--epoch` steps. (The probes run after training and cost it nothing.)
 """
 
-import argparse
-import json
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -70,22 +66,17 @@ def measure(settings: RunConfig, pairs: int, steps: int, epoch: int) -> Overhead
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point."""
-    parser = argparse.ArgumentParser(description="What measuring costs, in turns with training.")
-    in_turns.add_arguments(parser)
+    parser = in_turns.parser_for("What measuring costs, in turns with training.")
     parser.add_argument("--epoch", type=int, default=781, help="steps of an epoch")
     options = parser.parse_args(arguments)
-    os.environ.setdefault("AMP_SWEEP_CACHE", tempfile.mkdtemp())
-    found = measure(in_turns.asked(options), options.pairs, options.steps, options.epoch)
-    if options.json:
-        print(json.dumps(asdict(found)))
-    else:
-        print(
-            f"{found.device}: all measuring on against all off {found.ratio:.4f} "
-            f"(95% interval {found.low:.4f} to {found.high:.4f}, n={found.pairs} pairs of "
-            f"{found.steps} steps of {found.step_ms:.2f} ms; in it {found.fixed_ms:.2f} ms once "
-            f"an epoch of {found.epoch} steps)"
-        )
-    return 0
+    return in_turns.answer(
+        options,
+        lambda settings: measure(settings, options.pairs, options.steps, options.epoch),
+        lambda found: (
+            f"{found.device}: all measuring on against all off "
+            + found.words(f"; in it {found.fixed_ms:.2f} ms once an epoch of {found.epoch} steps")
+        ),
+    )
 
 
 if __name__ == "__main__":

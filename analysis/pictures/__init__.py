@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from amp_sweep import record
 from analysis import texts
-from analysis.compare import Comparison, Table
+from analysis.comparison import Comparison, Table
 from analysis.markup import markdown_escape
 from analysis.pictures import bars, cells, curves, matrix, scatter, stacks, style
 from analysis.pictures.cells import Drawn

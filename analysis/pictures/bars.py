@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from analysis import texts
-from analysis.compare import Table
+from analysis.comparison import Table
 from analysis.pictures import style
 from analysis.pictures.cells import Drawn, disturbed
 from analysis.pictures.rows import BAR, precision_colours, rows, write_at_ends

@@ -12,10 +12,10 @@ import pandas as pd
 from amp_sweep import record
 from amp_sweep.record import RecordError
 from analysis import texts
-from analysis.columns import BEYOND, clean, is_number, items
-from analysis.compare import Cell, Comparison
+from analysis.comparison import Cell, Comparison
 from analysis.frame import rows_of
 from analysis.statistics import Figure
+from analysis.values import BEYOND, clean, is_number, items
 
 Row = dict[str, Any]
 

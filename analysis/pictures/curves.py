@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.compare import Table
+from analysis.comparison import Table
 from analysis.pictures import style
 from analysis.pictures.cells import Drawn, Epoch, disturbed
 from analysis.pictures.rows import WIDE

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis import texts, verdicts
-from analysis.compare import Table
+from analysis.comparison import Table
 from analysis.pictures import style
 from analysis.pictures.cells import Drawn, disturbed
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.compare import Table
+from analysis.comparison import Table
 from analysis.pictures import style
 from analysis.pictures.cells import Drawn
 

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis import answer, texts
-from analysis.compare import Comparison, Table
+from analysis.comparison import Comparison, Table
 from analysis.pictures import style
 from analysis.pictures.cells import Drawn, disturbed
 from analysis.pictures.rows import WIDE, precision_colours

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis import texts
-from analysis.compare import Table
+from analysis.comparison import Table
 from analysis.pictures import style
 from analysis.pictures.cells import Drawn, disturbed, per_device
 from analysis.pictures.rows import BAR, ROW, WIDE, rows, write_at_ends

@@ -10,7 +10,8 @@ import pytest
 
 import analysis
 from analysis.answer import TableAnswer, answer, reasons, sentences
-from analysis.compare import Table, compare
+from analysis.compare import compare
+from analysis.comparison import Table
 from analysis.frame import load
 from analysis.statistics import Figure
 from analysis.texts import estimate, unjudged

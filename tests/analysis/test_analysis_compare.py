@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from analysis.compare import Comparison, Figure, Table, UnknownBaseline, compare
+from analysis.compare import UnknownBaseline, compare
+from analysis.comparison import Comparison, Table
 from analysis.frame import load
+from analysis.statistics import Figure
 
 Make = Callable[..., Path]
 

@@ -15,7 +15,8 @@ import pytest
 from amp_sweep import record
 from analysis import html, page
 from analysis.answer import answer
-from analysis.compare import Comparison, compare
+from analysis.compare import compare
+from analysis.comparison import Comparison
 from analysis.frame import load
 from analysis.pictures import Pictures
 from tests.analysis import sweeps_to_draw

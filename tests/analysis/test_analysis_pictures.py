@@ -18,7 +18,8 @@ from matplotlib.image import imread
 
 from amp_sweep import record
 from analysis import answer, pictures
-from analysis.compare import Comparison, compare
+from analysis.compare import compare
+from analysis.comparison import Comparison
 from analysis.frame import load
 from analysis.pictures import Picture, bars, cells, curves, stacks, style
 from tests.analysis import sweeps_to_draw

@@ -9,13 +9,13 @@ from pathlib import Path
 from amp_sweep import record
 from analysis.compare import compare
 from analysis.frame import load
-from benchmarks import load_scale
+from benchmarks.load_scale.made_up import make_runs
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def test_the_runs_that_it_makes_are_what_it_says(tmp_path: Path) -> None:
-    written = load_scale.make_runs(tmp_path, 200)
+    written = make_runs(tmp_path, 200)
     files = record.find(tmp_path)
     assert len(files) == 200
     assert written == sum(path.stat().st_size for path in files)
@@ -40,7 +40,7 @@ def test_it_writes_what_it_measured_with_its_provenance(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "README.md").read_text()
+    page = (tmp_path / "load-scale.md").read_text()
     assert "each run adds" in page and "pandas" in page and "load average" in page
     rows = list(csv.DictReader((tmp_path / "load-scale.csv").read_text().splitlines()))
     assert [(row["runs"], row["cache"]) for row in rows] == [

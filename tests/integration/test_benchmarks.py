@@ -17,10 +17,14 @@ import pytest
 from PIL import Image
 
 from amp_sweep.data.jpeg import plain_size
-from benchmarks import growth, image_folder, larger_data, picture
-from benchmarks.commit import commit
-from benchmarks.growth import ImagesRow, Line, line
-from benchmarks.image_folder import Folder, files, make
+from benchmarks import picture
+from benchmarks.growth import sweeps
+from benchmarks.growth.images import ImagesRow
+from benchmarks.growth.page import Line, line
+from benchmarks.larger_data import image_folder, inputs
+from benchmarks.larger_data.image_folder import Folder, files, make
+from benchmarks.larger_data.work import Work
+from benchmarks.shared.provenance import commit
 from tests.conftest import REPOSITORY
 
 
@@ -226,7 +230,7 @@ def test_the_commit_is_that_of_the_code_from_whatever_folder(
 def test_a_cell_whose_end_could_not_be_looked_at_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(growth, "POLL_S", 0.001)
+    monkeypatch.setattr(sweeps, "POLL_S", 0.001)
     a, b, c = (Path(name) for name in "abc")
     over = [set(), {a}, {a}, {a, b}, {a, b, c}]
     used = [
@@ -250,7 +254,7 @@ def test_a_cell_whose_end_could_not_be_looked_at_is_looked_at_again(
             raise found
         return found
 
-    ends, seen = growth.looked_at(alive, lambda: over[now], use, 0.0)
+    ends, seen = sweeps.looked_at(alive, lambda: over[now], use, 0.0)
     assert seen == [(1.0, 2.0, 3.0), (4.0, 5.0, 6.0)]
     assert len(ends) == 2 and ends == sorted(ends)
 
@@ -267,12 +271,12 @@ def test_a_sweep_that_could_never_be_looked_at_is_told(
     def gone(_: object) -> None:
         raise psutil.NoSuchProcess(1)
 
-    monkeypatch.setattr(growth, "POLL_S", 0.01)
-    monkeypatch.setattr(growth, "_over", lambda _: cells)
-    monkeypatch.setattr(growth, "_mib", gone)
-    monkeypatch.setattr(growth.subprocess, "Popen", sleeper)
+    monkeypatch.setattr(sweeps, "POLL_S", 0.01)
+    monkeypatch.setattr(sweeps, "_over", lambda _: cells)
+    monkeypatch.setattr(sweeps, "_mib", gone)
+    monkeypatch.setattr(sweeps.subprocess, "Popen", sleeper)
     with pytest.raises(SystemExit, match="could not be read at the end of 9 cells"):
-        growth.watch_sweep(tmp_path, 1, argparse.Namespace(device="cpu"))
+        sweeps.watch_sweep(tmp_path, 1, argparse.Namespace(device="cpu"))
 
 
 def test_the_first_batches_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,9 +287,9 @@ def test_the_first_batches_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None
             now[0] += 5.0 if number == 0 else 0.5 if number < 10 else 0.1
             yield 8
 
-    monkeypatch.setattr(larger_data.time, "perf_counter", lambda: now[0])
-    work = larger_data.Work("", 100, 64, 64, 8, 3, 2.0, "cpu", 1.0, "fp32")
-    found = larger_data.timed(work, batches())
+    monkeypatch.setattr(inputs.time, "perf_counter", lambda: now[0])
+    work = Work("", 100, 64, 64, 8, 3, 2.0, "cpu", 1.0, "fp32")
+    found = inputs.timed(work, batches())
     assert found["first_batch_s"] == 5.0
     assert found["images_per_s"] == pytest.approx(80)
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from benchmarks import cpu_cells
+from benchmarks.cpu_cells.side_by_side import steady
+from benchmarks.shared.ratio import interval
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def test_ratios_are_averaged_as_logarithms_with_the_interval_of_t() -> None:
     ratios = [0.5, 2.0, 1.0, 1.5]
-    mean, low, high = cpu_cells.interval(ratios)
+    mean, low, high = interval(ratios)
     logs = [math.log(ratio) for ratio in ratios]
     found = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
     assert mean == pytest.approx(math.prod(ratios) ** (1 / 4))
@@ -24,12 +25,12 @@ def test_ratios_are_averaged_as_logarithms_with_the_interval_of_t() -> None:
         pytest.approx(math.exp(found.low)),
         pytest.approx(math.exp(found.high)),
     )
-    assert cpu_cells.interval([1.25]) == (pytest.approx(1.25), None, None)
+    assert interval([1.25]) == (pytest.approx(1.25), None, None)
 
 
 def test_the_first_epoch_is_left_out_where_there_are_others() -> None:
-    assert cpu_cells._steady([9.0, 0.002, 0.001, 0.004]) == pytest.approx(2.0)
-    assert cpu_cells._steady([0.5]) == pytest.approx(500.0)
+    assert steady([9.0, 0.002, 0.001, 0.004]) == pytest.approx(2.0)
+    assert steady([0.5]) == pytest.approx(500.0)
 
 
 @pytest.mark.slow

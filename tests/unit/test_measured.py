@@ -415,10 +415,10 @@ def test_a_cpu_is_contended_where_others_left_too_few_cores(ranks: Any, contende
 
 def test_this_processs_work_and_its_childrens_is_its_own() -> None:
     before = cpu_times()
-    ends = time.monotonic() + 0.3
-    while time.monotonic() < ends:
+    ends = time.process_time() + 0.3
+    while time.process_time() < ends:
         sum(range(1000))
     after = cpu_times()
-    assert 0.05 < after.own_s - before.own_s < 1.0
+    assert 0.25 < after.own_s - before.own_s < 1.0
     assert after.host_busy_s - before.host_busy_s > 0.05
-    assert 0.3 <= after.at_s - before.at_s < 30 and after.host_cores >= 1
+    assert 0.1 < after.at_s - before.at_s < 30 and after.host_cores >= 1

@@ -13,7 +13,7 @@ from amp_sweep import record
 from analysis import claims, compare, frame, texts, verdicts
 from analysis.__main__ import main
 from analysis.article import HELD, NOT_DECIDED, NOT_HELD
-from analysis.compare import Cell, Table
+from analysis.comparison import Cell, Table
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "outputs" / "reference"

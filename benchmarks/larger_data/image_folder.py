@@ -27,6 +27,7 @@ PARTS = ("train", "test")
 MARKER = "made.json"
 _JOB = 250  # files
 _PICTURES = 5  # that they are parts of
+# By this name folders that were made before are known.
 _MAKER = "amp_sweep benchmarks.image_folder"
 
 

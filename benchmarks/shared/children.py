@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 
 def environment(**more: str) -> dict[str, str]:

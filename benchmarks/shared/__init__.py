@@ -1,0 +1,1 @@
+"""What several benchmarks need: fresh processes, ratios, where figures come from, pages."""
