@@ -81,6 +81,7 @@ def prepare_here(
                     f"the preparing process ended with exit code {process.exitcode}; see above"
                 ) from None
             if isinstance(answer, Preparation):
+                starting.join()  # what has answered may not be known as started yet
                 process.join(GRACE_S)
                 return answer
             progress(*answer)
