@@ -15,6 +15,8 @@ import psutil
 
 from amp_sweep import config, ctrl_c
 
+# Before PyTorch.
+FIRST = "amp_sweep.huge_pages"
 # To look at the machine and the data.
 LOOK = (
     # A forked process runs the main module again, which imports these two. (The module itself
@@ -47,9 +49,9 @@ NOT_SAID = "ignore:resource_tracker:UserWarning"
 def _preload(networks: Iterable[str]) -> list[str]:
     names = set(networks)
     if not names:
-        return [*LOOK, LAST]
+        return [FIRST, *LOOK, LAST]
     stock = any(name != "alexnet" and not config.is_own_callable(name) for name in names)
-    return [*LOOK, *TRAIN, *([CLASSIFIERS] if stock else []), LAST]
+    return [FIRST, *LOOK, *TRAIN, *([CLASSIFIERS] if stock else []), LAST]
 
 
 def track_quietly() -> None:

@@ -19,7 +19,8 @@ from tests.conftest import REPOSITORY, CommandLine, wait_for
 from tests.processes import group_members, wait_for_end_of_group
 from tests.unit.conftest import make_config
 
-FAULTY = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=3")
+FAULTY = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=3",
+          "measure.probes=false")  # fmt: skip
 
 
 def is_running(group: int, command: str) -> bool:

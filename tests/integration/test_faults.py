@@ -21,8 +21,10 @@ from tests.conftest import CommandLine, wait_for
 from tests.processes import freeze, group_members, wait_for_end_of_group
 
 NET = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48")
-FAULTY = (*NET, "epochs=3", "track=none")
-WITH_CURVES = (*NET, "epochs=3", "track=tensorboard")
+# Most tests are over with the training; test_probe_faults.py is about what follows.
+TRAINING = (*NET, "measure.probes=false")
+FAULTY = (*TRAINING, "epochs=3", "track=none")
+WITH_CURVES = (*TRAINING, "epochs=3", "track=tensorboard")
 STEPS = 29  # in an epoch of the digits
 ENDS_WITHIN_S = 10.0
 
@@ -236,7 +238,7 @@ def endings(
     # In the second epoch's steps.
     faults = [f"{kind}:{rank}:{STEPS + 5}:{seed}" for seed, (kind, _, _) in enumerate(ENDINGS)]
     seeds = ",".join(str(seed) for seed in range(len(ENDINGS) + 1))
-    cells = (f"parallel={request.param}", f"seed={seeds}", *NET, "epochs=2", "track=none")
+    cells = (f"parallel={request.param}", f"seed={seeds}", *TRAINING, "epochs=2", "track=none")
     process = command.with_environment(FAULT=",".join(faults)).popen(
         "-m", *cells, "launch.stall_timeout_s=6"
     )
@@ -570,7 +572,7 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_oom_unless_it_has_tr
         (group / limit).write_text(str(1500 * 2**20))
         limited = ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
         command = faulty.with_environment(FAULT=f"eats_memory:0:{step}")
-        process = command.popen(*FAULTY, prefix=limited)
+        process = command.popen(*NET, "epochs=3", "track=none", prefix=limited)
         out, _ = process.communicate(timeout=90)
         found = faulty.only_record()
         killed = "the kernel killed rank 0 for want of memory"

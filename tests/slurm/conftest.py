@@ -26,13 +26,14 @@ NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare")
 SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 # AlexNet is slow where ten jobs share two cores: a small network of the tests' own.
-TINY = (
+PROBED = (
     "device=cpu",
     "model.name=faults:Net",
     "data.image_size=16",
     "data.batch_size=48",
     "track=none",
 )
+TINY = (*PROBED, "measure.probes=false")
 # What is left is the start of Python and PyTorch.
 TINIEST = ("epochs=1", "data.train_images=96", "data.test_images=48", *TINY)
 SLURM = ("-m", "hydra/launcher=slurm")

@@ -8,11 +8,11 @@ import pytest
 
 from amp_sweep import record
 from tests.conftest import CommandLine, wait_for
-from tests.slurm.conftest import SLURM, TINY, Cluster, job_id, processes_of
+from tests.slurm.conftest import PROBED, SLURM, Cluster, job_id, processes_of
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-CELL = ("parallel=ddp", "epochs=1", *TINY)
+CELL = ("parallel=ddp", "epochs=1", *PROBED)
 AFTER_THE_TRAINING = 29 + 1  # calls of the network on the digits
 
 

@@ -21,6 +21,7 @@ LEVEL_OF = {
             "ctrl_c",
             "forkserver",
             "frozen",
+            "huge_pages",
             "legality",
             "lock",
             "messages",
