@@ -16,7 +16,7 @@ import psutil
 from amp_sweep import config, ctrl_c
 
 # Before PyTorch.
-FIRST = "amp_sweep.huge_pages"
+FIRST = "amp_sweep.host_memory"
 # To look at the machine and the data.
 LOOK = (
     # A forked process runs the main module again, which imports these two. (The module itself

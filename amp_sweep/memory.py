@@ -25,7 +25,7 @@ def memory_format(channels_last: bool) -> torch.memory_format:
 
 
 def huge_pages() -> bool:
-    """Whether large tensors of this process's CPU lie in pages of 2 MiB (see `huge_pages.py`)."""
+    """Whether large tensors of this process's CPU lie in pages of 2 MiB (see `host_memory.py`)."""
     try:
         modes = _HUGE_PAGES.read_text(encoding="ascii")
     except OSError:  # not Linux, or built without them

@@ -21,7 +21,7 @@ LEVEL_OF = {
             "ctrl_c",
             "forkserver",
             "frozen",
-            "huge_pages",
+            "host_memory",
             "legality",
             "lock",
             "messages",
