@@ -8,6 +8,7 @@ if __name__ == "__main__":
 import argparse
 import dataclasses
 import logging
+import os
 import sys
 import typing
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,10 @@ log = logging.getLogger(__name__)
 
 class EvaluationError(Exception):
     """A run that cannot be evaluated; the message is for a person."""
+
+
+class NothingTrained(EvaluationError):
+    """The run has no such weights, and is not completed either."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +116,13 @@ def _accuracy(recorded: record.Record, epoch: int, path: Path) -> float | None:
 
 
 def _runs(root: Path) -> list[Path]:
-    """A run, or the runs of a sweep."""
-    return [path.parent for path in record.find(root)] or [root]
+    """A run, or the runs of a sweep; none where it is a sweep's tables, which `NAME/*` names."""
+    try:
+        found = [path.parent for path in record.find(root)]
+        tables = root.name == record.TABLES_NAME and bool(record.find(root.parent))
+    except OSError:  # told when it is evaluated
+        return [root]
+    return found or ([] if tables else [root])
 
 
 def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
@@ -121,7 +131,7 @@ def evaluate_run(root: Path, which: str, screen: Screen) -> Evaluation:
     Raises EvaluationError.
     """
     paths = RunPaths(root)
-    if not root.is_dir():
+    if not os.path.isdir(root):  # noqa: PTH112 - never raises
         raise EvaluationError(f"{root}: no such directory")
     try:
         recorded = record.read(paths.record)
@@ -147,7 +157,8 @@ def _evaluate(
 ) -> Evaluation:
     weights = paths.final_weights if which == "final" else paths.best_weights
     if not weights.exists():
-        raise EvaluationError(
+        missing = EvaluationError if recorded.status == record.COMPLETED else NothingTrained
+        raise missing(
             f"{weights}: not there (the run is {recorded.status}){_advice(paths, recorded, which)}"
         )
 
@@ -195,7 +206,7 @@ def _evaluate(
 
 @ctrl_c.ends_the_command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point; 0 when every run was evaluated."""
+    """The entry point; 0 when every run was evaluated, or is still to be trained in its sweep."""
     parser = argparse.ArgumentParser(
         prog="amp-sweep-evaluate", description="Accuracy of a run's stored weights."
     )
@@ -208,17 +219,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     config.find_own_code()
     forkserver.track_quietly()  # Ctrl-C may kill loader processes
-    runs = [run for root in options.dirs for run in _runs(root)]
-    if len(runs) > 1:  # outputs/NAME/* names the sweep's tables too
-        runs = [run for run in runs if run.name != record.TABLES_NAME]
+    runs = list(dict.fromkeys(run for root in options.dirs for run in _runs(root)))
     screen = Screen(len(runs))
     code = 0
+    if not runs:
+        screen.fail(f"{printable(str(options.dirs[0]))} holds tables and no run")
+        code = 1
     for root in runs:
         try:
             found = evaluate_run(root, options.which, screen)
         except EvaluationError as error:
-            screen.fail(printable(str(error)))
-            code = 1
+            expected = isinstance(error, NothingTrained) and root not in options.dirs
+            (screen.say if expected else screen.fail)(printable(str(error)))
+            code = code if expected else 1
             continue
         line = f"{printable(str(root))}: accuracy {found.accuracy:.4f}"
         line += f" ({found.correct} of {found.images})"

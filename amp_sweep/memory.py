@@ -1,15 +1,10 @@
 """How tensors lie in memory, and how much was in use."""
 
-import os
-import re
 import resource
 import sys
-from pathlib import Path
 
 import psutil
 import torch
-
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def use_channels_last(requested: str, device_type: str) -> bool:
@@ -22,16 +17,6 @@ def use_channels_last(requested: str, device_type: str) -> bool:
 def memory_format(channels_last: bool) -> torch.memory_format:
     """PyTorch's name for it."""
     return torch.channels_last if channels_last else torch.contiguous_format
-
-
-def huge_pages() -> bool:
-    """Whether large tensors of this process's CPU lie in pages of 2 MiB (see `host_memory.py`)."""
-    try:
-        modes = _HUGE_PAGES.read_text(encoding="ascii")
-    except OSError:  # not Linux, or built without them
-        return False
-    allowed = re.search(r"\[(always|madvise)\]", modes) is not None
-    return allowed and os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
 
 
 def reset_peaks(devices: list[torch.device]) -> None:

@@ -70,6 +70,8 @@ def compare(
         synchronize(devices)
         return time.perf_counter() - started
 
+    if pairs < 2:
+        raise ValueError(f"pairs={pairs}: an interval needs two")
     for window in (one, other) * 2:
         window()
     ones: list[float] = []
@@ -80,8 +82,7 @@ def compare(
             times.append(seconds(window))
     step_ms = 1e3 * float(np.median(others)) / steps
     mean, low, high = interval([a / b for a, b in zip(ones, others, strict=True)])
-    if low is None or high is None:
-        raise ValueError(f"pairs={pairs}: an interval needs two")
+    assert low is not None and high is not None
     return Ratio(mean, low, high, pairs, steps, step_ms)
 
 

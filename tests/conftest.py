@@ -163,8 +163,6 @@ def make_command_line(cache: Path) -> Callable[[Path], CommandLine]:
         "COLUMNS": "160",
     }
     environment.pop("RANK", None)
-    # Hundreds of processes would compile our modules anew.
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return lambda folder: CommandLine(folder, environment)
 
 

@@ -25,11 +25,21 @@ def wait_for_end_of_group(group: int, timeout_s: float = 5.0) -> None:
     wait_for(lambda: not group_members(group), timeout_s)
 
 
-def freeze(*pids: int) -> None:
-    """Stop these processes; returns when they have, which is some time after the signal."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: all(gone(p) or status(p) == psutil.STATUS_STOPPED for p in pids))
+def freeze(pid: int) -> None:
+    """Stop a process; returns when it has stopped, which is some time after the signal."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: status(pid) == psutil.STATUS_STOPPED)
+
+
+def freeze_group(group: int) -> None:
+    """Stop all processes of a group, those too that are only just forked."""
+
+    def stopped() -> bool:
+        os.killpg(group, signal.SIGSTOP)
+        left = [status(member.pid) for member in group_members(group)]
+        return set(left) <= {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
+
+    wait_for(stopped)
 
 
 def status(pid: int) -> str:

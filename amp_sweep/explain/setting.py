@@ -85,6 +85,7 @@ def ran(run: Record) -> list[tuple[str, Any]]:
         ("TF32", _tf32(ran)),
         ("cudnn benchmark", _switch(ran.get("cudnn_benchmark"))),
         ("memory format", ran.get("memory_format")),
+        ("freed memory kept", _switch(ran.get("kept_memory"))),
         ("pages of 2 MiB", _switch(ran.get("huge_pages"))),
         ("speed-ups", ", ".join(speedups) or "none"),
         ("threads", ran.get("threads")),

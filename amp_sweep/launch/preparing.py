@@ -1,5 +1,6 @@
 """Look at this machine and make the data ready, in a process of its own."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -54,11 +55,14 @@ def prepare_here(
     def start() -> None:
         try:
             process.start()
-        except (EOFError, OSError) as error:  # the server has ended
+        except Exception as error:  # most likely the server has ended
             errors.append(error)
         finally:
             sender.close()
 
+    if stopped():  # before there is a start to end
+        forkserver.end()
+        raise Interrupted
     # The server answers only when it has imported everything: too long to wait for Ctrl-C.
     starting = threading.Thread(target=start, name="start of the preparing process", daemon=True)
     starting.start()
@@ -75,21 +79,27 @@ def prepare_here(
                 if stopped():
                     raise Interrupted from None
                 if errors:
-                    raise RuntimeError("the server that forks processes has ended") from errors[0]
+                    raise RuntimeError(
+                        "the preparing process could not be started; has the server that forks "
+                        f"processes ended? ({type(errors[0]).__name__}: {errors[0]})"
+                    ) from errors[0]
                 process.join()
                 raise RuntimeError(
                     f"the preparing process ended with exit code {process.exitcode}; see above"
                 ) from None
             if isinstance(answer, Preparation):
                 starting.join()  # what has answered may not be known as started yet
-                process.join(GRACE_S)
+                if not errors:
+                    process.join(GRACE_S)
                 return answer
             progress(*answer)
     except Interrupted:
-        # Before the server: without that one it would seem to be gone.
-        if process.pid is not None:
-            process.kill()
         forkserver.end()
+        starting.join(GRACE_S)
+        # By its number: without the server it seems to be gone.
+        if process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
         raise
     finally:
         starting.join(GRACE_S)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from amp_sweep import memory, record
+from amp_sweep import host_memory, record
 from amp_sweep.energy import SLOWING, Energy
 from amp_sweep.measure import StepTimes, step_metrics, throughput
 from amp_sweep.probes import Findings
@@ -250,7 +250,7 @@ class Writer:
 
     def _effective(self) -> dict[str, Any]:
         cell, plan = self._cell, self._cell.job.plan
-        cuda = cell.device.type == "cuda"
+        cuda, cpu = cell.device.type == "cuda", cell.device.type == "cpu"
         dtype = cell.autocast_dtype
         return {
             "parallel": cell.config.parallel.name,
@@ -267,7 +267,8 @@ class Writer:
             "cudnn_benchmark": torch.backends.cudnn.benchmark if cuda else None,
             "native_bf16": None,
             "memory_format": "channels_last" if cell.channels_last else "contiguous",
-            "huge_pages": memory.huge_pages() if cell.device.type == "cpu" else None,
+            "kept_memory": host_memory.KEPT if cpu else None,
+            "huge_pages": host_memory.huge_pages() if cpu else None,
             **vars(cell.speedups),
             "global_batch": plan.global_batch,
             "per_device_batch": plan.device_batch,

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,34 @@ def test_without_cuda_the_host_decodes_the_files_of_a_run_and_it_is_told(
 def test_a_sweep_stands_for_its_runs_and_its_tables_are_none(trained: CommandLine) -> None:
     alone = trained("amp_sweep.evaluate", str(trained.run_dir("none")))
     sweep = trained.folder / "outputs" / "matrix"
-    (sweep / "tables").mkdir(exist_ok=True)
-    for given in ([sweep], sorted(sweep.iterdir())):
-        run = trained("amp_sweep.evaluate", *map(str, given))
-        assert (run.code, run.out) == (0, alone.out)
+    tables = sweep / "tables"
+    tables.mkdir(exist_ok=True)
+    pending = json.loads((trained.run_dir("none") / "record.json").read_text())
+    pending["status"] = "pending"
+    folder = sweep / "none-pending"
+    folder.mkdir()
+    (folder / "record.json").write_text(json.dumps(pending))
+    run = trained("amp_sweep.evaluate", str(sweep))
+    shutil.rmtree(folder)
+    assert run.code == 0, run.text
+    assert alone.out in run.out and "not there (the run is pending)" in run.out
+    run = trained("amp_sweep.evaluate", str(sweep), *map(str, sorted(sweep.iterdir())))
+    assert (run.code, run.out) == (0, alone.out)  # once
+
+
+def test_what_holds_no_run_is_a_line_each(
+    trained: CommandLine, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "tables").mkdir()
+    given = [str(tmp_path / name) for name in ("loop", "tables", 300 * "x")]
+    assert evaluate.main(given) == 1
+    said = " ".join(capsys.readouterr().err.split("\n"))
+    assert [said.count(f"error: {path}") for path in given] == [1, 1, 1], said
+    tables = trained.folder / "outputs" / "matrix" / "tables"
+    tables.mkdir(exist_ok=True)
+    assert evaluate.main([str(tables)]) == 1
+    assert capsys.readouterr().err == f"error: {tables} holds tables and no run\n"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch
 from amp_sweep import record
 from amp_sweep.record import Record
 from tests.conftest import CommandLine, wait_for
-from tests.processes import freeze, group_members, wait_for_end_of_group
+from tests.processes import freeze_group, group_members, wait_for_end_of_group
 
 NET = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48")
 # Most tests are over with the training; test_probe_faults.py is about what follows.
@@ -402,7 +402,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 
     def frozen_with_both() -> bool:
         # Between two renames there is no last one for a moment.
-        freeze(*(member.pid for member in group_members(process.pid)))
+        freeze_group(process.pid)
         there = all([*faulty.folder.rglob(f"{name}.pt")] for name in ("last", "previous"))
         if not there:
             os.killpg(process.pid, signal.SIGCONT)

@@ -1,5 +1,6 @@
 """Ranks that are still there when the command that started them was killed, and is given again."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import pytest
 from amp_sweep import record
 from tests.conftest import CommandLine, wait_for
 from tests.integration.test_faults import past_first_epoch, pid_of_rank
-from tests.processes import freeze, gone, group_members
+from tests.processes import freeze, gone
 
 CELL = ("model.name=faults:Net", "data.image_size=16", "data.batch_size=48", "epochs=2",
         "data.train_images=480", "track=none")  # fmt: skip
@@ -26,8 +27,8 @@ def frozen(command: CommandLine) -> Iterator[tuple[CommandLine, int]]:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     yield command, rank
-    for member in group_members(process.pid):
-        member.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=30)
 
 
