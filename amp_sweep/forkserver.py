@@ -16,7 +16,7 @@ import psutil
 from amp_sweep import config, ctrl_c
 
 # Before PyTorch.
-FIRST = "amp_sweep.host_memory"
+FIRST = ("amp_sweep.uncollected", "amp_sweep.host_memory")
 # To look at the machine and the data.
 LOOK = (
     # A forked process runs the main module again, which imports these two. (The module itself
@@ -49,9 +49,9 @@ NOT_SAID = "ignore:resource_tracker:UserWarning"
 def _preload(networks: Iterable[str]) -> list[str]:
     names = set(networks)
     if not names:
-        return [FIRST, *LOOK, LAST]
+        return [*FIRST, *LOOK, LAST]
     stock = any(name != "alexnet" and not config.is_own_callable(name) for name in names)
-    return [FIRST, *LOOK, *TRAIN, *([CLASSIFIERS] if stock else []), LAST]
+    return [*FIRST, *LOOK, *TRAIN, *([CLASSIFIERS] if stock else []), LAST]
 
 
 def track_quietly() -> None:

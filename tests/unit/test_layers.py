@@ -29,6 +29,7 @@ LEVEL_OF = {
             "record",
             "slurm",
             "source",
+            "uncollected",
         ),
         0,
     ),
