@@ -136,6 +136,9 @@ def hardware(found: key.Key, rows: Sequence[Row]) -> str:
     return ", ".join(words) or "no run has started"
 
 
+_SWITCH: dict[Any, str] = {True: "on", False: "off"}
+
+
 def differing(rows: Sequence[Row]) -> list[str]:
     """Warnings: what should be the same for all runs that one looks at, and is not."""
     where = key.hardware(rows)
@@ -152,6 +155,9 @@ def differing(rows: Sequence[Row]) -> list[str]:
         "CUDA": [row["cuda"] for row in rows],
         "driver": [row["driver"] for row in rows],
         "number of cores": [row["cores"] for row in rows],
+        # On a CPU a fifth of a step may hang on them; older records do not tell.
+        "kept memory": [_SWITCH.get(row.get("kept_memory")) for row in rows],
+        "use of 2 MiB pages": [_SWITCH.get(row.get("huge_pages")) for row in rows],
         "git commit": [(row["git_commit"] or "")[:7] or None for row in rows],
     }
     warnings = []

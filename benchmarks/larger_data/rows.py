@@ -1,7 +1,6 @@
 """A row in fresh processes, its memory watched."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -53,7 +52,7 @@ def run(name: str, work: Work, cache: Path) -> dict[str, Any]:
             process = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
-                env={**os.environ, "AMP_SWEEP_CACHE": str(cache)},
+                env=environment(AMP_SWEEP_CACHE=str(cache)),
                 stdout=said,
                 stderr=wrong,
                 text=True,

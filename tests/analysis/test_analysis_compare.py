@@ -265,6 +265,20 @@ def test_rows_of_two_environments_are_warned_about(
     assert told == [f"{words} differs between the runs: {one} (2 runs), {other} (1 run)"]
 
 
+@pytest.mark.parametrize(
+    ("field", "words"), [("kept_memory", "kept memory"), ("huge_pages", "use of 2 MiB pages")]
+)
+def test_memory_that_only_some_ranks_keep_is_warned_about(
+    make_run: Make, field: str, words: str
+) -> None:
+    make_run(effective={field: True})
+    make_run(seed=1, effective={field: True})
+    make_run(seed=2)  # of before there was such a thing
+    sweep = make_run("ddp", effective={field: False}).parent
+    told = [text for text in compared(sweep).warnings if "differs between the runs" in text]
+    assert told == [f"{words} differs between the runs: on (2 runs), off (1 run)"]
+
+
 def test_a_cpu_that_is_the_device_is_told_once(make_run: Make) -> None:
     make_run(environment={"cpu": "Intel Xeon"})
     sweep = make_run("ddp", environment={"cpu": "AMD EPYC"}).parent
