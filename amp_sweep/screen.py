@@ -1,8 +1,11 @@
 """What a person sees while a sweep runs: bars with ETA on a terminal, plain lines elsewhere."""
 
+import contextlib
+import os
 import sys
 import time
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import IO, Any, Self, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,12 +25,49 @@ from amp_sweep.record import Record
 PLAIN_LINE_S = 10.0
 
 
+class _Lasting:
+    """A stream that may be written to after its end: nobody reads that, and the work goes on.
+
+    A terminal is closed, the reader of a pipe is gone, the disk with the log is full.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._dropped_at_the_end():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._dropped_at_the_end():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _dropped_at_the_end(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            # For all who write there: the table's process, and Python's last flush as it ends.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+
+def _console(stream: IO[str]) -> Console:
+    file = cast(IO[str], _Lasting(stream))
+    return Console(file=file, highlight=False, emoji=False, soft_wrap=True)
+
+
 class Screen:
     """The terminal, which only the sweep's process writes to."""
 
     def __init__(self, total: int) -> None:
-        self._console = Console(stderr=False, highlight=False, emoji=False, soft_wrap=True)
-        self._errors = Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
+        self._console = _console(sys.stdout)
+        self._errors = _console(sys.stderr)
         self._total = total
         self._ended = 0
         self._ended_s = 0.0

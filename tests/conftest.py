@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,12 @@ FAULTS = Path(__file__).with_name("faults.py")
 
 # The longest first, so that no worker is left alone with them at the end.
 LONGEST = ("tests/slurm/", "tests/integration/test_faults.py")
+
+
+def pytest_configure() -> None:
+    """Commands under test get Ctrl-C, though a shell's background (`make test &`) ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,7 +18,8 @@ class Interrupts:
     """Counts Ctrl-C and its like while the `with` block lasts; restores handlers after.
 
     SIGUSR2 is what SLURM sends ahead of a time limit or a preemption. Only a person's second
-    Ctrl-C counts as a second one: SLURM sends several signals for one reason.
+    Ctrl-C counts as a second one: SLURM sends several signals for one reason. Under `nohup` the end
+    of the terminal is none of them.
     """
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
@@ -30,7 +31,10 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._count) for number in self.NUMBERS}
+            numbers = set(self.NUMBERS)
+            if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+                numbers.remove(signal.SIGHUP)
+            self._before = {number: signal.signal(number, self._count) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:

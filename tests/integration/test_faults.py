@@ -293,6 +293,28 @@ def test_ctrl_c_in_a_sweep_keeps_what_is_done_and_starts_no_other(faulty: Comman
     assert "1 of 3" in out
 
 
+@pytest.mark.parametrize("prefix", [(), ("nohup",)])
+def test_the_end_of_its_terminal_ends_a_sweep_but_for_nohup(
+    faulty: CommandLine, prefix: tuple[str, ...]
+) -> None:
+    process = faulty.with_environment(SLOW="0.05").popen("parallel=ddp", *FAULTY, prefix=prefix)
+    wait_for(lambda: progress(faulty))
+    os.killpg(process.pid, signal.SIGHUP)
+    out, _ = process.communicate(timeout=60)
+    wait_for_end_of_group(process.pid)
+    status, code = (record.COMPLETED, 0) if prefix else (record.INTERRUPTED, 130)
+    assert (faulty.only_record().status, process.returncode) == (status, code), out
+
+
+def test_a_sweep_goes_on_where_nobody_reads_its_output_any_more(faulty: CommandLine) -> None:
+    process = faulty.popen("-m", "seed=0,1", *FAULTY)
+    assert process.stdout is not None and process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert {found.status for found in faulty.records().values()} == {record.COMPLETED}
+    assert (faulty.folder / "outputs/matrix/tables/comparison.md").is_file()
+
+
 def test_a_second_ctrl_c_ends_at_once(faulty: CommandLine) -> None:
     process = faulty.with_environment(SLOW="9").popen(*FAULTY)
     wait_for(lambda: progress(faulty))

@@ -1,6 +1,9 @@
 """What a person sees while a sweep runs."""
 
+import os
+import pty
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,3 +186,25 @@ def test_a_terminal_has_bars_and_keeps_the_lines(
     for line in ("[1/2] one: trained 1 m 02 s", "[2/2] two: trained 1 m 02 s"):
         assert line in out
     assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_a_terminal_that_is_closed_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    far, near = pty.openpty()
+    with os.fdopen(near, "w") as terminal:
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(f"sys.{name}", terminal)
+        with Screen(1) as shown:
+            shown.cell_starts("none x fp32", 10)
+            os.close(far)
+            shown.cell_moves(at(3, 10))
+            shown.say("on standard output")
+            shown.warn("on standard error")
+        # Whoever else holds it can write, too.
+        assert os.write(near, b"a table") == 7
+
+
+def test_a_log_on_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as log:
+        monkeypatch.setattr("sys.stdout", log)
+        Screen(1).say("lost")
+        log.write("and no error at the end")
