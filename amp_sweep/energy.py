@@ -169,7 +169,8 @@ def handles_of(properties: Sequence[Any], library: Any) -> Nvml:
     """NVML's handles of the devices with these CUDA properties.
 
     CUDA numbers the devices that it may see, NVML all of the machine, in another order: only the
-    UUID is the same for both, or else the place on the PCI bus.
+    UUID is the same for both, or else the place on the PCI bus. A slice of a GPU (MIG) has the UUID
+    of the slice and the place of the whole, whose figures are not its own.
     """
     try:
         library.nvmlInit()
@@ -178,17 +179,21 @@ def handles_of(properties: Sequence[Any], library: Any) -> Nvml:
     handles = []
     for device in properties:
         handle = None
-        uuid = str(getattr(device, "uuid", ""))
+        uuid = str(getattr(device, "uuid", ""))  # without NVML's prefix
         bus = (
             f"{getattr(device, 'pci_domain_id', 0):08x}:{getattr(device, 'pci_bus_id', 0):02x}:"
             f"{getattr(device, 'pci_device_id', 0):02x}.0"
         )
         for name, value in (
-            ("nvmlDeviceGetHandleByUUID", uuid if uuid.startswith("MIG-") else f"GPU-{uuid}"),
+            ("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}"),
+            ("nvmlDeviceGetHandleByUUID", f"MIG-{uuid}"),
             ("nvmlDeviceGetHandleByPciBusId", bus),
         ):
             with contextlib.suppress(library.NVMLError, AttributeError):
-                handle = getattr(library, name)(value)
+                found = getattr(library, name)(value)
+                if name == "nvmlDeviceGetHandleByPciBusId" and _is_sliced(found, library):
+                    continue
+                handle = found
                 break
         if handle is None:
             return Nvml(reason=f"NVML does not know the device {uuid or bus}")
@@ -197,6 +202,13 @@ def handles_of(properties: Sequence[Any], library: Any) -> Nvml:
     with contextlib.suppress(library.NVMLError, AttributeError):
         driver = str(library.nvmlSystemGetDriverVersion())
     return Nvml(handles, None, library, driver)
+
+
+def _is_sliced(handle: Any, library: Any) -> bool:
+    """Whether the GPU is split into slices (MIG)."""
+    with contextlib.suppress(library.NVMLError, AttributeError):
+        return bool(library.nvmlDeviceGetMigMode(handle)[0])
+    return False  # older than that
 
 
 @contextlib.contextmanager

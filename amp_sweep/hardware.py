@@ -61,11 +61,11 @@ def detect(requested: str) -> Hardware:
     if requested in ("auto", "cuda") and torch.cuda.is_available():
         count = torch.cuda.device_count()
         names = tuple(torch.cuda.get_device_name(i) for i in range(count))
-        native = all(torch.cuda.get_device_capability(i) >= (8, 0) for i in range(count))
+        native = tuple(torch.cuda.get_device_capability(i) >= (8, 0) for i in range(count))
         return Hardware("cuda", names, native, cores)
     if requested == "mps" and torch.backends.mps.is_available():
-        return Hardware("mps", (cpu_name(),), None, cores)
-    return Hardware("cpu", (cpu_name(),), cpu_has_bf16(), cores)
+        return Hardware("mps", (cpu_name(),), (None,), cores)
+    return Hardware("cpu", (cpu_name(),), (cpu_has_bf16(),), cores)
 
 
 def _output(*command: str) -> str | None:

@@ -13,8 +13,13 @@ class Hardware:
 
     device_type: str  # cuda, mps, cpu
     device_names: tuple[str, ...]  # one per visible device; one name for a CPU
-    native_bf16: bool | None
+    natives: tuple[bool | None, ...]  # one per name: bfloat16 natively; None where it is not said
     cores: int  # that this process may use
+
+    def native_bf16(self, devices: int) -> bool | None:
+        """Whether the first `devices` of them all compute bfloat16 natively; None: not known."""
+        used = self.natives[:devices]
+        return None if None in used else all(used)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """Optimizers and learning-rate schedules."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
     LambdaLR,
@@ -48,6 +49,19 @@ def build_optimizer(
         nesterov=config.nesterov,
         fused=fused,
     )
+
+
+def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """`load_state_dict`, but a learning rate that is a tensor stays that tensor.
+
+    PyTorch puts the checkpoint's in its place, which lies on the CPU: a captured step would read it
+    once, and train on with that rate whatever the schedule fills in.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(rate, Tensor):
+            group["lr"] = rate.fill_(float(group["lr"]))
 
 
 def build_scheduler(

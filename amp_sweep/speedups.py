@@ -19,11 +19,18 @@ class Speedups:
     keep_threads: bool = False
 
 
-def choose(settings: RunConfig, device_type: str) -> Speedups:
+# The compute capability of CUDA devices from which Triton compiles for them.
+TRITON_FROM = (7, 0)
+
+
+def choose(
+    settings: RunConfig, device_type: str, *, images_on_device: bool, triton: bool
+) -> Speedups:
     """`auto` is what was measured to be fastest (dp's threads: expected); the rest is as asked.
 
     Launched kernel by kernel a step waits for the host, and compiled code or more layers only add
-    to that: they come on together with a graph.
+    to that: they come on together with a graph. `images_on_device` and `triton` (it compiles for
+    these devices) must hold on every rank.
     """
     memory, precision = settings.memory, settings.precision
     cuda = device_type == "cuda"
@@ -31,11 +38,12 @@ def choose(settings: RunConfig, device_type: str) -> Speedups:
         cuda
         and settings.parallel.name != "dp"
         and settings.parallel.backend != "gloo"
-        and settings.data.pipeline == "resident"
-        and settings.data.placement != "host"
+        and images_on_device
+        and triton
     )
     half = (
         cuda
+        and triton
         and settings.parallel.name != "dp"
         and precision.autocast
         and settings.optimizer.name == "adamw"

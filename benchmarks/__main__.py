@@ -44,8 +44,15 @@ class Entry:
     def label(self) -> str:
         """What tells the row apart."""
         work = self.work
-        gpus = f", {work.gpus} GPUs" if work.gpus > 1 else ""
-        return f"{self.contender} ({work.precision}, batch {work.batch}{gpus})"
+        return f"{self.contender} ({work.precision}, batch {self.batch})"
+
+    @property
+    def batch(self) -> str:
+        """Images a step: under dp they are shared out."""
+        images, gpus = self.work.batch, self.work.gpus
+        if gpus == 1:
+            return f"{images}"
+        return f"{images} on {gpus} GPUs" if "_dp" in self.contender else f"{images} x {gpus} GPUs"
 
 
 def entries(options: argparse.Namespace) -> list[Entry]:
@@ -152,8 +159,7 @@ def table(rows: Sequence[Entry], found: dict[Entry, list[dict[str, Any]]]) -> li
         values = [r["images_per_s"] for r in results if "images_per_s" in r]
         told = f"{statistics.median(values):,.0f}" if values else results[0]["absent"]
         each = ", ".join(f"{value:,.0f}" for value in values)
-        batch = f"{row.work.batch}" + (f" x {row.work.gpus} GPUs" if row.work.gpus > 1 else "")
-        lines.append(f"| {row.contender} | {row.work.precision} | {batch} | {told} | {each} |")
+        lines.append(f"| {row.contender} | {row.work.precision} | {row.batch} | {told} | {each} |")
     return lines
 
 

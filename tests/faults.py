@@ -76,6 +76,9 @@ class Net(nn.Module):
     def out_of_memory(self) -> None:
         raise MemoryError("planted")
 
+    def out_of_device_memory(self) -> None:  # outside PyTorch's own allocator
+        raise RuntimeError("CUDA error: out of memory\nplanted")
+
     def eats_memory(self) -> None:
         hoard = [bytearray(os.urandom(1 << 20)) * 16 for _ in range(200)]  # 3.2 GiB
         raise RuntimeError(f"{len(hoard)} blocks fitted")

@@ -115,7 +115,7 @@ def run_cell(
                 "from_epoch": None,
                 "to_epoch": None,
                 "device": hardware.device_names[0],
-                "native_bf16": hardware.native_bf16,
+                "native_bf16": hardware.native_bf16(plan.replicas // plan.nodes),
                 "torch": current.environment["torch"],
                 "hostname": current.environment["hostname"],
                 "slurm_job_id": os.environ.get("SLURM_JOB_ID"),

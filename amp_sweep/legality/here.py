@@ -47,6 +47,9 @@ def impossible_here(
         return "this GPU only emulates bfloat16; use precision=scaler (float16) here"
     if config.precision.tf32 and device_type != "cuda":
         return "TF32 is a format of NVIDIA GPUs"
+    # The same generation brought both formats.
+    if config.precision.tf32 and native_bf16 is False:
+        return "this GPU has no TF32 and would compute in float32; use precision=fp32 here"
     return _speedup_impossible(config, device_type)
 
 

@@ -230,6 +230,12 @@ def _communication(subject: Subject, found: Findings) -> None:
         if len(subject.devices) > 1:
             found.missing(("communication_s",), "dp copies within its own process")
         return
+    if subject.trainer.graph is not None:
+        # Launched one by one, the kernels wait for the host, and the exchange hides behind that.
+        found.missing(
+            ("communication_s",), "the step is a CUDA graph, in which it can't be left out"
+        )
+        return
     images, labels = _batch(subject)
     wrapped.train()  # type: ignore[no-untyped-call]
     _rehearse(subject, lambda: wrapped(images, labels).mean().backward())

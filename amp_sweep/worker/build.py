@@ -27,7 +27,7 @@ from amp_sweep.config import RunConfig
 from amp_sweep.fast import kept_threads, master_weights, space_to_depth
 from amp_sweep.graph import WARM_UP_STEPS, WARM_UP_STEPS_DDP, StepGraph
 from amp_sweep.hardware import cpu_name, usable_cores
-from amp_sweep.messages import RankJob
+from amp_sweep.messages import Plan, RankJob
 from amp_sweep.paths import RunPaths
 
 AFTER_THE_GUARD_S = 15.0
@@ -136,11 +136,6 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
 
     threads = max(1, usable_cores() // job.local_world_size)
     torch.set_num_threads(threads)
-    chosen = speedups.choose(settings, plan.device_type)
-    if plan.replicas == 1:
-        chosen = dataclasses.replace(chosen, keep_threads=False)
-    # DataParallel starts threads anew at each step, and cudnn's benchmark remembers per thread.
-    torch.backends.cudnn.benchmark = settings.parallel.name != "dp" or chosen.keep_threads
     precision.set_tf32(settings.precision.tf32)
 
     devices = parallel.rank_devices(plan, ranks.local_rank)
@@ -162,6 +157,10 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
         )
     except data.Unsupported as error:
         raise Invalid(str(error)) from error
+
+    chosen = _choose(settings, plan, ranks, train, devices)
+    # DataParallel starts threads anew at each step, and cudnn's benchmark remembers per thread.
+    torch.backends.cudnn.benchmark = settings.parallel.name != "dp" or chosen.keep_threads
 
     outputs = outputs_of(settings, len(prepared.classes))
     torch.manual_seed(settings.seed)
@@ -242,6 +241,24 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
         ),
         scheduler=scheduler,
     )
+
+
+def _choose(
+    settings: RunConfig,
+    plan: Plan,
+    ranks: parallel.Ranks,
+    train: data.Split,
+    devices: list[torch.device],
+) -> speedups.Speedups:
+    """The same on every rank, though one's device may have less room than another's."""
+    here = (
+        train.placement == "device",
+        devices[0].type == "cuda"
+        and all(torch.cuda.get_device_capability(d) >= speedups.TRITON_FROM for d in devices),
+    )
+    on_device, triton = (all(values) for values in zip(*ranks.gather(here), strict=True))
+    chosen = speedups.choose(settings, plan.device_type, images_on_device=on_device, triton=triton)
+    return dataclasses.replace(chosen, keep_threads=chosen.keep_threads and plan.replicas > 1)
 
 
 def _compile(wrapped: nn.Module, train: data.Split, mode: str | None) -> None:

@@ -167,7 +167,7 @@ def probed(
             figures.metrics[name] = merged[name]
     step_s = global_batch / images_per_s if images_per_s else None
     _work(figures, images_per_s, replicas)
-    _shares(figures, merged, step_s, wait_frac)
+    _shares(figures, merged, step_s, wait_frac, effective.get("parallel") == "ddp")
     shares = {name: figures.metrics[f"share_{name}"] for name in diagnose.SHARES}
     why = next((r for r, names in figures.reasons.items() if "share_compute" in names), "")
     found = diagnose.diagnose(
@@ -228,7 +228,11 @@ def _work(figures: Figures, images_per_s: float | None, replicas: int) -> None:
 
 
 def _shares(
-    figures: Figures, merged: dict[str, Any], step_s: float | None, wait_frac: float | None
+    figures: Figures,
+    merged: dict[str, Any],
+    step_s: float | None,
+    wait_frac: float | None,
+    ddp: bool,
 ) -> None:
     figures.metrics["share_input"] = wait_frac
     added = merged.get("communication_s")
@@ -240,7 +244,9 @@ def _shares(
     else:
         why = next((r for r, n in figures.reasons.items() if "communication_s" in n), None)
         figures.missing(("communication_frac",), why or "needs images_per_s")
-    missing = [name for name in probes.BUSY if name not in merged]
+    # ddp's exchange was left out of the busy window and measured by itself; dp's is in it.
+    needed = (*probes.BUSY, "communication_s") if ddp else probes.BUSY
+    missing = [name for name in needed if merged.get(name) is None]
     if wait_frac is None or step_s is None:
         figures.missing(SHARES, "needs data_wait_frac and images_per_s")
         return
@@ -248,7 +254,6 @@ def _shares(
         why = next((r for r, n in figures.reasons.items() if missing[0] in n), "not measured")
         figures.missing([name for name in SHARES if name != "share_input"], why)
         return
-    # ddp's exchange was left out of the busy window and measured by itself; dp's is in it.
     communication_s = added if added is not None else merged["busy_communication_s"]
     found = diagnose.shares(
         step_s,

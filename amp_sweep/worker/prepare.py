@@ -63,7 +63,7 @@ def _expectation(
         prepared, hardware = opened[settings.data], result.hardware[settings.device]
         if plan is None or prepared is None or hardware.device_type != "cpu":
             continue
-        if hardware.native_bf16 is False:
+        if hardware.native_bf16(1) is False:
             steps = settings.epochs * (prepared.train_count // plan.global_batch)
             known.append((settings, outputs_of(settings, len(prepared.classes)), steps))
     if not any(settings.precision.autocast for settings, _, _ in known):
@@ -79,15 +79,16 @@ def _expectation(
 def _plan(
     settings: RunConfig, hardware: Hardware, nodes: int, problems: list[str]
 ) -> tuple[str | None, Plan | None]:
+    shared, visible = settings.parallel, len(hardware.device_names)
+    asked = shared.devices if isinstance(shared.devices, int) else visible * nodes
     reason = legality.impossible_here(
         settings,
         device_type=hardware.device_type,
-        visible_devices=len(hardware.device_names) * nodes,
-        native_bf16=hardware.native_bf16,
+        visible_devices=visible * nodes,
+        native_bf16=hardware.native_bf16(1 if shared.name == "none" else -(-asked // nodes)),
     )
     if reason is not None:
         return reason, None
-    shared = settings.parallel
     if nodes > 1 and hardware.device_type != "cuda" and shared.devices == "auto":
         shared = replace(shared, devices=nodes)
     try:
@@ -96,7 +97,7 @@ def _plan(
             settings.data.batch_size,
             settings.data.batch_mode,
             hardware.device_type,
-            len(hardware.device_names) * nodes,
+            visible * nodes,
         )
         plan = parallel.on_nodes(plan, nodes)
     except parallel.PlanError as error:

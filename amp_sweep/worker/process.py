@@ -22,6 +22,10 @@ from amp_sweep.worker.train import Diverged, RanksDiffer, StopRequest, run_cell
 
 log = logging.getLogger(__name__)
 
+# How it is said elsewhere than in PyTorch's allocator for GPUs: on a CPU, by CUDA (a context, a
+# graph, pinned memory), and by cuBLAS as it starts.
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
 
 def _log_to(path: Path) -> None:
     """Send this process's log, and all it prints, to its own file."""
@@ -95,7 +99,7 @@ def run_rank(job: RankJob, agent_pid: int) -> None:
     except (torch.OutOfMemoryError, MemoryError) as error:
         ending = _describe(record.OOM, error)
     except BaseException as error:  # SystemExit too: whatever ends a rank is a finding
-        out_of_memory = "can't allocate memory" in str(error)
+        out_of_memory = any(words in str(error) for words in OUT_OF_MEMORY)
         ending = _describe(record.OOM if out_of_memory else record.FAILED, error)
     with contextlib.suppress(OSError):  # a full disk: the launcher sees the exit code
         write_ending(ending)

@@ -108,7 +108,7 @@ def resume(cell: Cell) -> tuple[Progress, list[str]]:
     if cell.ranks.world_size > 1:
         _settle_buckets(cell)
     cell.network.load_state_dict(state["weights"])
-    cell.trainer.optimizer.load_state_dict(state["optimizer"])
+    optim.restore(cell.trainer.optimizer, state["optimizer"])
     cell.scheduler.load_state_dict(state["scheduler"])
     cell.trainer.scaler.load_state_dict(state["scaler"])
     generators.restore(cell.devices, state["generators"][cell.ranks.rank])

@@ -214,6 +214,7 @@ ENDINGS = [
     ("crashes", record.FAILED, "SIGSEGV"),
     ("is_killed", record.FAILED, "SIGKILL"),
     ("out_of_memory", record.OOM, "MemoryError: planted"),
+    ("out_of_device_memory", record.OOM, "CUDA error: out of memory"),
     ("hangs", record.TIMEOUT, "no progress"),
 ]
 

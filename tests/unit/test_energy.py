@@ -29,6 +29,7 @@ class Meter:
     uuids: list[str]
     buses: list[str] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
+    sliced: list[str] = field(default_factory=list)  # places of GPUs that are split (MIG)
     has_counter: bool = True
     millijoules: Any = None
     NVMLError = pynvml.NVMLError
@@ -49,6 +50,9 @@ class Meter:
         if bus not in self.buses:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return self.buses.index(bus)
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
+        return [int(self.buses[handle] in self.sliced)] * 2
 
     def nvmlDeviceGetTotalEnergyConsumption(self, _handle: int) -> int:
         if not self.has_counter:
@@ -108,8 +112,13 @@ def test_cudas_devices_are_found_by_uuid_in_whatever_order_they_are_visible() ->
     assert found.handles == [2, 0] and found.reason is None and found.driver == "580.1"
 
 
-def test_a_slice_of_a_gpu_keeps_its_own_name() -> None:
-    assert handles_of([Properties("MIG-1234")], Meter(["GPU-1234", "MIG-1234"])).handles == [1]
+def test_a_slice_of_a_gpu_is_known_by_its_own_name_and_never_as_the_whole() -> None:
+    # CUDA tells the slice's UUID, without NVML's prefix, and the place of the whole.
+    place = {"pci_bus_id": 0x17}
+    meter = Meter(["GPU-aaaa", "MIG-1234"], ["00000000:17:00.0"], sliced=["00000000:17:00.0"])
+    assert handles_of([Properties("1234", **place)], meter).handles == [1]
+    found = handles_of([Properties("5678", **place)], meter)
+    assert found.handles == [] and "5678" in str(found.reason)
 
 
 def test_without_a_uuid_the_place_on_the_bus_tells() -> None:

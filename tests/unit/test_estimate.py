@@ -35,7 +35,7 @@ def test_only_autocast_on_a_cpu_without_native_bfloat16_is_estimated(
         (True, [fp32, half], False),
         (None, [fp32, half], False),
     ):
-        here = Hardware("cpu", ("a processor",), native, 2)
+        here = Hardware("cpu", ("a processor",), (native,), 2)
         monkeypatch.setattr(prepare, "detect", lambda _, here=here: here)
         done = prepare.prepare(cells, {"cpu"}, lambda *_: None)
         assert done.problems == []

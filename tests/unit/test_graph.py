@@ -1,5 +1,6 @@
 """A step captured in a CUDA graph against the same step, launched kernel by kernel."""
 
+import io
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -39,7 +40,9 @@ class Resident:
         return self.images.index_select(0, raw.indices), self.labels.index_select(0, raw.indices)
 
 
-def trained(*, graph: bool, masters: bool, init_scale: float = 2.0**16) -> dict[str, Any]:
+def trained(
+    *, graph: bool, masters: bool, init_scale: float = 2.0**16, resumed: bool = False
+) -> dict[str, Any]:
     """Losses and scales of three epochs, with a lower rate in the last, and the final weights."""
     device = torch.device("cuda", 0)
     torch.manual_seed(0)
@@ -53,6 +56,11 @@ def trained(*, graph: bool, masters: bool, init_scale: float = 2.0**16) -> dict[
         if kept is None
         else master_weights.build_optimizer(parameters, kept, ADAMW)
     )
+    if resumed:  # as from a checkpoint, whose tensors lie on the CPU
+        buffer = io.BytesIO()
+        torch.save(optimizer.state_dict(), buffer)
+        buffer.seek(0)
+        optim.restore(optimizer, torch.load(buffer, map_location="cpu"))
     trainer = engine.Trainer(
         loss,
         parameters,
@@ -90,9 +98,12 @@ def test_a_captured_step_skips_updates_and_halves_the_scale() -> None:
     assert captured["scales"] == trained(graph=False, masters=False, init_scale=2.0**40)["scales"]
 
 
+@pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize("masters", [False, True])
-def test_a_rate_that_the_schedule_lowers_takes_effect_in_the_graph(masters: bool) -> None:
-    lowered = trained(graph=True, masters=masters)["losses"]
+def test_a_rate_that_the_schedule_lowers_takes_effect_in_the_graph(
+    masters: bool, resumed: bool
+) -> None:
+    lowered = trained(graph=True, masters=masters, resumed=resumed)["losses"]
     # Without an effect the third epoch's steps would be as large as the second's.
     second, third = lowered[STEPS : 2 * STEPS], lowered[2 * STEPS :]
     eager = trained(graph=False, masters=masters)["losses"]

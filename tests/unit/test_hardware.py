@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from amp_sweep import hardware
+from amp_sweep.messages import Hardware
 
 CPUINFO = Path("/proc/cpuinfo")
 NAMES = {
@@ -54,7 +55,12 @@ def test_native_bfloat16_is_what_the_processor_says() -> None:
     listed = flags[0].split()
     expected = "avx512_bf16" in listed or "amx_bf16" in listed
     assert hardware.cpu_has_bf16() is expected
-    assert hardware.detect("cpu").native_bf16 is expected
+    assert hardware.detect("cpu").native_bf16(1) is expected
+
+
+def test_a_format_is_native_where_all_devices_that_a_cell_uses_have_it() -> None:
+    mixed = Hardware("cuda", ("new", "new", "old", "unknown"), (True, True, False, None), 8)
+    assert [mixed.native_bf16(count) for count in (1, 2, 3, 4)] == [True, True, False, None]
 
 
 def test_the_environment_has_the_records_names(monkeypatch: pytest.MonkeyPatch) -> None:

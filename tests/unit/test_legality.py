@@ -261,6 +261,7 @@ BFLOAT16 = {**AUTOCAST, "precision__dtype": "bfloat16"}
         (FLOAT16, "cpu", 1, False, ["float16", "CPU"]),
         (BFLOAT16, "cuda", 1, False, ["bfloat16", "precision=scaler"]),
         ({"precision__tf32": True}, "cpu", 1, True, ["TF32", "NVIDIA"]),
+        ({"precision__tf32": True}, "cuda", 1, False, ["TF32", "precision=fp32"]),
         ({"precision__tf32": True}, "mps", 1, None, ["TF32", "NVIDIA"]),
         ({"parallel__name": "ddp", "parallel__devices": 4}, "cuda", 2, True,
          ["parallel.devices=4", "2 CUDA"]),

@@ -343,6 +343,19 @@ def test_dps_own_copies_are_communication_by_the_profiler() -> None:
     assert "communication_s" not in metrics
 
 
+def test_an_exchange_that_ddp_could_not_measure_leaves_no_shares_but_the_wait() -> None:
+    two = findings()
+    two.missing(("communication_s",), "the step is a CUDA graph")
+    figures = merged([findings(), two], effective={"device_type": "cuda", "parallel": "ddp"})
+    assert figures.metrics["communication_frac"] is None
+    assert figures.metrics["share_input"] == 0.1
+    assert {figures.metrics[f"share_{name}"] for name in ("compute", "communication", "gaps")} == {
+        None
+    }
+    assert figures.metrics["diagnosis"] == "undetermined"
+    assert "CUDA graph" in figures.metrics["diagnosis_evidence"]
+
+
 def test_on_a_cpu_shares_are_of_the_probes_own_window() -> None:
     # Twice as slow as the training: the shares are as if it had been alike.
     one = findings(busy_window_s=0.08, communication_s=0.02)

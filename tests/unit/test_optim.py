@@ -1,6 +1,7 @@
 """Update rules and schedules against their formulas."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,28 @@ def test_kernels_are_fused_where_there_are_fused_ones() -> None:
         fused = optim.build_optimizer(weights, config, torch.device("cpu")).param_groups[0]["fused"]
         plain = optim.build_optimizer(weights, config, torch.device("mps")).param_groups[0]["fused"]
         assert (fused, plain) == (True, False)
+
+
+@pytest.mark.parametrize("config", [ADAMW, SGD])
+def test_a_rate_that_a_graph_reads_stays_the_same_tensor_over_a_restart(
+    config: OptimizerConfig,
+) -> None:
+    def built(lr: float) -> torch.optim.Optimizer:
+        weights = [nn.Parameter(torch.zeros(1))]
+        cpu = torch.device("cpu")
+        return optim.build_optimizer(weights, replace(config, lr=lr), cpu, in_graph=True)
+
+    optimizer = built(0.5)
+    rate = optimizer.param_groups[0]["lr"]
+    optim.restore(optimizer, built(0.25).state_dict())
+    assert optimizer.param_groups[0]["lr"] is rate and optim.current_lr(optimizer) == 0.25
+    scheduler = optim.build_scheduler(optimizer, SchedulerConfig(name="plateau", patience=0), 3)
+    for _ in range(2):
+        optim.step_scheduler(scheduler, 1.0)
+    assert optimizer.param_groups[0]["lr"] is rate and float(rate) == pytest.approx(0.025)
+    plain = optim.build_optimizer([nn.Parameter(torch.zeros(1))], config, torch.device("cpu"))
+    optim.restore(plain, built(0.25).state_dict())
+    assert optim.current_lr(plain) == 0.25
 
 
 def updated(config: OptimizerConfig, start: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:

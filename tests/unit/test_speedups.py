@@ -14,6 +14,11 @@ AUTO = {
 HALF = {"precision__name": "scaler", "precision__autocast": True, "precision__scaler": True}
 
 
+def choose(cell: RunConfig, device_type: str, **changes: bool) -> speedups.Speedups:
+    can = {"images_on_device": True, "triton": device_type == "cuda"}
+    return speedups.choose(cell, device_type, **(can | changes))
+
+
 def impossible(cell: RunConfig, device_type: str) -> str | None:
     return legality.impossible_here(
         cell, device_type=device_type, visible_devices=2, native_bf16=True
@@ -22,40 +27,44 @@ def impossible(cell: RunConfig, device_type: str) -> str | None:
 
 @pytest.mark.parametrize("parallel", ["none", "ddp"])
 def test_auto_turns_everything_on_for_half_precision_on_gpus(make: Make, parallel: str) -> None:
-    chosen = speedups.choose(make(**AUTO, **HALF, parallel__name=parallel), "cuda")
+    chosen = choose(make(**AUTO, **HALF, parallel__name=parallel), "cuda")
     assert chosen == speedups.Speedups("default", True, True, True)
 
 
 def test_auto_leaves_float32_without_master_weights(make: Make) -> None:
-    assert speedups.choose(make(**AUTO), "cuda").master_weights is False
+    assert choose(make(**AUTO), "cuda").master_weights is False
 
 
 @pytest.mark.parametrize("parallel", ["none", "dp", "ddp"])
 def test_auto_turns_nothing_on_on_a_cpu(make: Make, parallel: str) -> None:
     cell = make(**AUTO, **HALF, parallel__name=parallel)
-    assert speedups.choose(cell, "cpu") == speedups.Speedups()
+    assert choose(cell, "cpu") == speedups.Speedups()
 
 
 def test_auto_keeps_the_threads_of_dp_which_can_do_nothing_else(make: Make) -> None:
     dp = make(**AUTO, **HALF, parallel__name="dp")
-    assert speedups.choose(dp, "cuda") == speedups.Speedups(keep_threads=True)
+    assert choose(dp, "cuda") == speedups.Speedups(keep_threads=True)
 
 
 def test_auto_captures_a_graph_and_compiles_only_where_that_was_measured_to_pay(make: Make) -> None:
     gloo = make(**AUTO, **HALF, parallel__name="ddp", parallel__backend="gloo")
-    assert speedups.choose(gloo, "cuda") == speedups.Speedups("off", False, False, True)
-    loader = speedups.choose(make(**AUTO, data__pipeline="loader"), "cuda")
-    assert loader == speedups.Speedups()
+    assert choose(gloo, "cuda") == speedups.Speedups("off", False, False, True)
+    elsewhere = choose(make(**AUTO, **HALF), "cuda", images_on_device=False)
+    assert elsewhere == speedups.Speedups(master_weights=True)
+
+
+def test_auto_turns_nothing_on_that_needs_triton_where_it_does_not_compile(make: Make) -> None:
+    assert choose(make(**AUTO, **HALF), "cuda", triton=False) == speedups.Speedups()
 
 
 def test_auto_keeps_float32_gradients_where_their_norm_is_clipped(make: Make) -> None:
     clipped = make(**AUTO, **HALF, optimizer__clip_norm=1.0)
-    assert speedups.choose(clipped, "cuda").master_weights is False
+    assert choose(clipped, "cuda").master_weights is False
 
 
 def test_what_is_asked_for_by_name_is_not_decided_here(make: Make) -> None:
     asked = make(memory__compile="max-autotune", memory__space_to_depth=True)
-    chosen = speedups.choose(asked, "cpu")
+    chosen = choose(asked, "cpu")
     assert chosen == speedups.Speedups("max-autotune", False, True, False)
 
 
