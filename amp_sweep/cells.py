@@ -1,11 +1,12 @@
 """The cells of a sweep: which run each is, its record as the sweep sees it, what comes next."""
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from amp_sweep import config, launch, record
+from amp_sweep import config, labels, launch, record, source
 from amp_sweep.config import RunConfig
 from amp_sweep.lock import Lock, LockHeld, describe, is_alive, read_owner
 from amp_sweep.messages import Preparation
@@ -23,6 +24,7 @@ class Cell:
 
     config: RunConfig
     overrides: tuple[str, ...]
+    apart: str = ""  # other settings that tell it from the cells of its sweep, see `tell_apart`
 
     @property
     def root(self) -> Path:
@@ -33,13 +35,20 @@ class Cell:
     def label(self) -> str:
         """Its name on the screen."""
         settings = self.config
-        return f"{settings.parallel.name} x {settings.precision.name}, seed {settings.seed}"
+        name = f"{settings.parallel.name} x {settings.precision.name}"
+        return ", ".join(filter(None, (name, self.apart, f"seed {settings.seed}")))
 
 
 def order(cells: Sequence[Cell]) -> list[Cell]:
     """Each cell once, seeds outermost: a slow hour then falls on all cells of one repeat."""
     unique = {cell.root: cell for cell in cells}
     return sorted(unique.values(), key=lambda cell: cell.config.seed)
+
+
+def tell_apart(cells: Sequence[Cell]) -> list[Cell]:
+    """The same cells, whose labels name the other settings in which they differ."""
+    apart = labels.told_apart([(cell.overrides, config.to_dict(cell.config)) for cell in cells])
+    return [dataclasses.replace(cell, apart=one) for cell, one in zip(cells, apart, strict=True)]
 
 
 def is_ours(cell: Cell, screen: Screen) -> bool:
@@ -81,6 +90,14 @@ def _too_late(cell: Cell, found: Record | None) -> list[str]:
     ]
 
 
+def _changed_code(cell: Cell, found: Record | None) -> list[str]:
+    """The person's own callables of a cell whose code is known not to be what its run had."""
+    before = found.effective.get("code_digest") if found else None
+    own = source.own_callables(cell.config) if before is not None else []
+    now = source.code_digest(own)
+    return own if now is not None and now != before else []
+
+
 def announce(done: list[Cell], screen: Screen) -> None:
     """Say which cells are left as they are, and what is asked for in vain."""
     for cell in done:
@@ -91,15 +108,23 @@ def announce(done: list[Cell], screen: Screen) -> None:
             screen.warn(
                 f"{', '.join(ignored)}: not of what was trained before; force=true trains it again"
             )
+        if changed := _changed_code(cell, found):
+            screen.warn(
+                f"the code of {' and '.join(changed)} has changed since {cell.root.name} was "
+                "trained; force=true trains it anew"
+            )
 
 
 def print_plan(cells: list[Cell], invalid: dict[Path, str | None] | None, screen: Screen) -> None:
     """Say what the same command would do with each cell; `invalid` is why one cannot run here."""
+    width = max([32, *(len(cell.label) for cell in cells if cell.apart)])
     for cell in cells:
         found = read(cell)
         reason = (invalid or {}).get(cell.root)
         if is_kept(cell):
             what = f"skip: {found.status if found else ''} before"
+            if changed := _changed_code(cell, found):
+                what += f"; the code of {' and '.join(changed)} has changed since"
         elif reason:
             what = f"not possible here: {reason}"
         elif found is not None and found.status in record.RESUMED_AGAIN:
@@ -110,7 +135,7 @@ def print_plan(cells: list[Cell], invalid: dict[Path, str | None] | None, screen
                 what = f"resume: {found.status} before"
         else:
             what = "run"
-        screen.say(f"{cell.label:32} {what}  ({cell.root})")
+        screen.say(f"{cell.label:{width}} {what}  ({cell.root})")
 
 
 def write_pending(cells: list[Cell]) -> None:

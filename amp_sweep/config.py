@@ -65,6 +65,7 @@ class ParallelConfig:
     devices: int | str = "auto"  # of dp and ddp; none has one
     backend: str = "auto"  # of ddp: nccl on CUDA, gloo on a CPU
     sync_batch_norm: bool = False  # of ddp
+    find_unused_parameters: bool = False  # of ddp: some parameters get no gradient in a step
 
 
 @dataclass(frozen=True)
@@ -207,9 +208,13 @@ def is_own_callable(name: str) -> bool:
 def find_own_code() -> None:
     """Let a person's own modules in the working directory be imported, as `python -m` does.
 
-    Console scripts do not have it on the path; it comes last, so that it shadows nothing.
+    Console scripts do not have it on the path; it comes last, so that it shadows nothing. Raises
+    SystemExit where there is none any more.
     """
-    here = str(Path.cwd())
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:
+        sys.exit("error: the working directory was deleted; change to one that exists")
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
 
@@ -285,7 +290,9 @@ def normalise(config: RunConfig) -> RunConfig:
     elif model.name != "alexnet" and model.width is not None:
         model = dataclasses.replace(model, width=None)
     if parallel.name != "ddp":  # only ddp has a process group
-        parallel = dataclasses.replace(parallel, backend="auto", sync_batch_norm=False)
+        parallel = dataclasses.replace(
+            parallel, backend="auto", sync_batch_norm=False, find_unused_parameters=False
+        )
     if parallel.name == "none" and isinstance(parallel.devices, int):  # always one device
         parallel = dataclasses.replace(parallel, devices="auto")
     precision = config.precision

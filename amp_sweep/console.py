@@ -3,12 +3,13 @@
 They are found by their names in pyproject.toml. Nothing heavy may be imported up here.
 """
 
-from amp_sweep import ctrl_c
+from amp_sweep import ctrl_c, streams
 
 
 def train() -> None:
     """`amp-sweep-train`."""
     ctrl_c.ends_this_process()
+    streams.open_missing()
     from amp_sweep import train as command
 
     command.main()
@@ -17,6 +18,7 @@ def train() -> None:
 def evaluate() -> int:
     """`amp-sweep-evaluate`."""
     ctrl_c.ends_this_process()
+    streams.open_missing()
     from amp_sweep import evaluate as command
 
     return command.main()
@@ -25,6 +27,7 @@ def evaluate() -> int:
 def status() -> int:
     """`amp-sweep-status`."""
     ctrl_c.ends_this_process()
+    streams.open_missing()
     from amp_sweep import status as command
 
     return command.main()
@@ -33,6 +36,7 @@ def status() -> int:
 def explain() -> int:
     """`amp-sweep-explain`."""
     ctrl_c.ends_this_process()
+    streams.open_missing()
     from amp_sweep import explain as command
 
     return command.main()

@@ -1,11 +1,13 @@
 """The accuracy of stored checkpoints: `python -m amp_sweep.evaluate DIR [DIR ...]`."""
 
-from amp_sweep import ctrl_c
+from amp_sweep import ctrl_c, streams
 
 if __name__ == "__main__":
     ctrl_c.ends_this_process()  # before the imports, which take long
+    streams.open_missing()
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import os
@@ -186,7 +188,9 @@ def _evaluate(
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except (RuntimeError, KeyError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        # PyTorch names the tensor in the second line.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()][:2]
+        reason = " ".join(lines) or type(error).__name__
         raise EvaluationError(f"{weights}: does not fit the network ({reason})") from error
     network = network.to(device).to(memory_format=memory.memory_format(channels_last))
     dtype = precision.autocast_dtype(
@@ -218,7 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     config.find_own_code()
-    forkserver.track_quietly()  # Ctrl-C may kill loader processes
+    with contextlib.suppress(OSError):  # few runs need one
+        forkserver.make_room_for_sockets()  # of loader processes
+    forkserver.track_quietly()  # Ctrl-C may kill them
     runs = list(dict.fromkeys(run for root in options.dirs for run in _runs(root)))
     screen = Screen(len(runs))
     code = 0

@@ -5,10 +5,11 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from typing import Any
 
 import psutil
@@ -41,6 +42,12 @@ LAST = "amp_sweep.frozen"
 FOR_THE_LAUNCHER = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 PARENT_CHECK_S = 0.5
+EXIT_CHECK_S = 0.05
+
+# Folder of sockets where TMPDIR is too long: a socket's path has 107 bytes at most, 103 on macOS.
+SHORT = "/tmp"
+SOCKET_BYTES = 103
+SOCKET_NAME = "/pymp-12345678/listener-12345678"  # as Python makes them
 
 # Of the tracker's warnings; as Python's option -W has it.
 NOT_SAID = "ignore:resource_tracker:UserWarning"
@@ -67,11 +74,31 @@ def track_quietly() -> None:
         sys.warnoptions.remove(NOT_SAID)
 
 
+def make_room_for_sockets() -> None:
+    """Let the sockets of this process and its children have paths that are short enough.
+
+    They lie in one folder, which multiprocessing makes in TMPDIR when it is first needed; all
+    else stays in TMPDIR. Raises OSError.
+    """
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual + SOCKET_NAME)) <= SOCKET_BYTES:
+        return
+    before, tempfile.tempdir = tempfile.tempdir, SHORT
+    try:
+        util.get_temp_dir()
+    except OSError as error:
+        raise OSError(f"TMPDIR={usual} is too long for a socket, and {error}") from error
+    finally:
+        tempfile.tempdir = before
+
+
 def start(networks: Iterable[str]) -> None:
     """Start the server; harmless to call again.
 
     `networks` are the names of those that will be trained; none, only to look at this machine.
+    Raises OSError.
     """
+    make_room_for_sockets()
     multiprocessing.set_forkserver_preload(_preload(networks))
     if threading.current_thread() is not threading.main_thread():
         track_quietly()
@@ -95,6 +122,23 @@ def end() -> None:
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def exit_code(wait_s: float) -> int | None:
+    """How the server ended, a signal as its number below 0; None if it lives on for `wait_s`."""
+    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if pid is None or not hasattr(os, "waitid"):  # macOS
+        return None
+    deadline = time.monotonic() + wait_s
+    while True:
+        # It is left to be waited for: Python does that when it needs the server again.
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is not None:
+            code = int(found.si_status)
+            return code if found.si_code == os.CLD_EXITED else -code
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(EXIT_CHECK_S)
 
 
 def key() -> bytes | None:

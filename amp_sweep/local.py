@@ -21,9 +21,14 @@ def run(
 ) -> int | None:
     """Train `left` on this machine; an exit code when the sweep ends before its table.
 
-    STOPPED when it was interrupted before any cell started.
+    STOPPED when it was interrupted before any cell started. Raises launch.NotPrepared.
     """
-    forkserver.start(cell.config.model.name for cell in left)
+    try:
+        forkserver.start(cell.config.model.name for cell in left)
+    except OSError as error:
+        raise launch.NotPrepared(
+            f"the server that forks processes could not be started: {error}"
+        ) from error
     devices = {cell.config.device for cell in asked}
     configs = [cell.config for cell in left]
     try:

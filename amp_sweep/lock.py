@@ -1,8 +1,9 @@
 """The lock of a run directory: one process at a time trains a cell. No torch here.
 
 A file created exclusively, with its owner inside and its modification time as the
-heartbeat. A dead owner is recognised: on this machine by its process, elsewhere by
-a heartbeat that stopped.
+heartbeat. A dead owner is recognised: on this machine by its process, elsewhere and
+in another container by a heartbeat that stopped. An owner that was only suspended
+finds out that its lock has gone to another.
 """
 
 import contextlib
@@ -22,6 +23,8 @@ from amp_sweep import record
 HEARTBEAT_S = 5.0
 # Owners on other machines are believed dead after this long without a heartbeat.
 STALE_S = 60.0
+# An owner is some hundred bytes.
+_OWNER_BYTES = 2**16
 
 
 class LockHeld(Exception):
@@ -37,6 +40,14 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:  # not Linux
         return str(int(psutil.boot_time()))
+
+
+def _pid_namespace() -> str | None:
+    """Where this process's id counts: containers of one host may each have a process 1."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:  # not Linux
+        return None
 
 
 def _started(pid: int) -> float:
@@ -56,16 +67,29 @@ def _me() -> dict[str, Any]:
         "host": socket.gethostname(),
         "boot_id": _boot_id(),
         "pid": os.getpid(),
+        "pid_namespace": _pid_namespace(),
         "started": _started(os.getpid()),
         "job_id": os.environ.get("SLURM_JOB_ID"),
         "token": uuid.uuid4().hex,
     }
 
 
+def _shares_pids(owner: dict[str, Any]) -> bool:
+    """Whether the process id of an owner on this host means the same process here.
+
+    Owners of earlier versions do not say where theirs counts: it is believed to.
+    """
+    mine = _pid_namespace()
+    return bool(owner.get("pid_namespace", mine) == mine)
+
+
 def describe(owner: dict[str, Any]) -> str:
     """The owner in words."""
     job = f", job {owner['job_id']}" if owner.get("job_id") else ""
-    return f"process {owner.get('pid', '?')} on {owner.get('host', '?')}{job}"
+    # Who looks for the number here, to end it, would find another process.
+    here = owner.get("host") == socket.gethostname()
+    where = "" if not here or _shares_pids(owner) else " in another PID namespace"
+    return f"process {owner.get('pid', '?')} on {owner.get('host', '?')}{where}{job}"
 
 
 def read_owner(path: Path) -> dict[str, Any] | None:
@@ -97,7 +121,9 @@ def _heartbeat_age_s(path: Path) -> float:
 def is_alive(path: Path, owner: dict[str, Any]) -> bool:
     """Whether the lock's owner still runs."""
     mine = _me()
-    if owner.get("host") == mine["host"] and owner.get("boot_id") == mine["boot_id"]:
+    here = owner.get("host") == mine["host"]
+    same_boot = owner.get("boot_id") == mine["boot_id"]
+    if here and same_boot and _shares_pids(owner):
         try:
             process = psutil.Process(int(owner["pid"]))
             # A process id is used again: the start time tells them apart.
@@ -107,7 +133,7 @@ def is_alive(path: Path, owner: dict[str, Any]) -> bool:
             return True
         except (psutil.NoSuchProcess, KeyError, TypeError, ValueError, OverflowError):
             return False
-    if owner.get("host") == mine["host"] and owner.get("boot_id"):
+    if here and not same_boot and owner.get("boot_id"):
         return False  # this machine was started again since
     return _heartbeat_age_s(path) < STALE_S
 
@@ -117,11 +143,16 @@ class Lock:
 
     Entering raises LockHeld when a live owner has it, and OSError when the
     directory cannot be written.
+
+    `lost` is set, and stays so, when the lock is found to be another's inside the block: this
+    process was suspended for so long that it was believed dead. It is found at a heartbeat or
+    by `is_ours`. Nothing may be written to the directory from then on.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.owner = _me()
+        self.lost = False
         self._stop = threading.Event()
         self._beat: threading.Thread | None = None
 
@@ -147,6 +178,14 @@ class Lock:
         if current is not None and current.get("token") == self.owner["token"]:
             with contextlib.suppress(OSError):
                 self.path.unlink()
+
+    def is_ours(self) -> bool:
+        """Whether nobody has taken the lock over; to be asked inside the block only.
+
+        One read of a small file: cheap enough for every poll and before every write. Raises
+        nothing: a file system that fails to answer has not given the lock to another.
+        """
+        return self._ask(beat=False)
 
     def _create(self) -> bool:
         """Create the lock with its content in one step; False when there is one."""
@@ -179,5 +218,32 @@ class Lock:
 
     def _heartbeat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
-            with contextlib.suppress(OSError):
-                os.utime(self.path)
+            if not self._ask(beat=True):
+                return
+
+    def _ask(self, *, beat: bool) -> bool:
+        """Read whose the lock is, set `lost` if it is not ours; a heartbeat, if it is."""
+        if self.lost:
+            return False
+        # What cannot be read is no loss. Nor is it another's: a lock appears with its content.
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            try:
+                file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # it may be a FIFO now
+            except FileNotFoundError:
+                # A directory that was deleted as a whole has no other owner either.
+                if self.path.parent.is_dir():
+                    self.lost = True
+                return not self.lost
+            try:
+                # Reading and touching are two steps. A takeover between them puts another file
+                # in this one's place, so the touch of the open file never reaches the successor's
+                # lock. It does not stop a contender that has judged already: the next
+                # question finds that out.
+                owner = json.loads(os.read(file, _OWNER_BYTES))
+                if isinstance(owner, dict) and owner.get("token") != self.owner["token"]:
+                    self.lost = True  # never False again: two threads may ask at once
+                elif beat:
+                    os.utime(file)
+            finally:
+                os.close(file)
+        return not self.lost

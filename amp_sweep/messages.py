@@ -75,7 +75,7 @@ class RankJob:
     run_dir: str
     prepared: str  # folder of the prepared data
     plan: Plan
-    launched_at: float  # time.time() when the launcher began with the cell
+    launched_at: float  # time.monotonic() when the launcher on this machine began with the cell
     local_world_size: int
     host: str  # of the launcher's store
     resume: bool

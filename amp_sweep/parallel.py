@@ -105,7 +105,12 @@ def seed_dropout(devices: list[torch.device], seed: int) -> None:
 
 
 def wrap(
-    module: nn.Module, name: str, devices: list[torch.device], *, sync_batch_norm: bool = False
+    module: nn.Module,
+    name: str,
+    devices: list[torch.device],
+    *,
+    sync_batch_norm: bool = False,
+    find_unused_parameters: bool = False,
 ) -> nn.Module:
     """`module`, already on its first device, under the parallelism `name`."""
     if name == "ddp":
@@ -115,6 +120,7 @@ def wrap(
             module,
             device_ids=devices if devices[0].type == "cuda" else None,
             gradient_as_bucket_view=True,
+            find_unused_parameters=find_unused_parameters,
         )
     if name == "dp" and len(devices) > 1:
         return DataParallel(module, device_ids=devices)

@@ -67,6 +67,7 @@ NOT_IDENTITY = frozenset(
 # directories.
 ADDED_LATER: dict[str, Any] = {
     "data.decode": "host",
+    "parallel.find_unused_parameters": False,
     "memory.compile": "off",
     "memory.cuda_graph": False,
     "memory.space_to_depth": False,

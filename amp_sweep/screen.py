@@ -91,6 +91,8 @@ class Screen:
                 transient=True,
             )
             self._bars.start()
+            # rich hides it; Ctrl-Z would leave the shell without one.
+            self._console.show_cursor(True)
         return self
 
     def __exit__(self, *_: object) -> None:

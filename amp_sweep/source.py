@@ -4,24 +4,76 @@ import hashlib
 import importlib.util
 import shutil
 from collections.abc import Iterable
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+
+from amp_sweep import config
+from amp_sweep.config import RunConfig
 
 PACKAGE = Path(__file__).resolve().parent
 # Never part of a copy.
 NOT_CODE = shutil.ignore_patterns("__pycache__", ".*")
 
 
-def _own_module(name: str) -> Path | None:
-    """The file, or the package's folder, of the module in `package.module:callable`."""
-    top = name.partition(":")[0].split(".")[0]
+def own_callables(settings: RunConfig) -> list[str]:
+    """Those of a run's network and data set that are a person's own: `package.module:callable`."""
+    names = (settings.model.name, settings.data.name)
+    return [name for name in names if config.is_own_callable(name)]
+
+
+def _top(name: str) -> ModuleSpec | None:
+    """Where the outermost package of `package.module:callable` is; nothing is imported."""
     try:
-        found = importlib.util.find_spec(top)
+        return importlib.util.find_spec(name.partition(":")[0].split(".")[0])
     except (ImportError, ValueError):
         return None
-    if found is None or found.origin is None:
+
+
+def _place(found: ModuleSpec | None) -> Path | None:
+    """The file of a module, the folder of a package; None without a file, as of Python's own."""
+    if found is None or not found.has_location or found.origin is None:
         return None
     path = Path(found.origin)
     return path.parent if path.name == "__init__.py" else path
+
+
+def _own_module(name: str) -> Path | None:
+    """The file, or the package's folder, of the module in `package.module:callable`."""
+    return _place(_top(name))
+
+
+def _defined_in(name: str) -> Path | None:
+    """As `_own_module`; where its outermost folders have no `__init__.py`, what is inside them."""
+    found = _top(name)
+    for part in name.partition(":")[0].split(".")[1:]:
+        if found is None or found.origin is not None:
+            break
+        # By its last name alone: by the whole one it would have to be imported.
+        found = PathFinder.find_spec(part, list(found.submodule_search_locations or ()))
+    return _place(found)
+
+
+def code_digest(own: Iterable[str]) -> str | None:
+    """SHA-256, in hex, of the files that the callables `own` are defined in; nothing is imported.
+
+    Of a package all of its modules count, of a single module its file and none that it imports.
+    A copy in another folder has the same digest. None without callables, or where the file of one
+    is not found.
+    """
+    roots = {name: _defined_in(name) for name in own}
+    digests = set()
+    try:
+        for root in roots.values():
+            if root is None:
+                return None
+            for path in root.rglob("*.py") if root.is_dir() else [root]:
+                inside = path.relative_to(root.parent)
+                if not any(part.startswith(".") for part in inside.parts):
+                    content = hashlib.sha256(path.read_bytes()).hexdigest()
+                    digests.add(f"{inside.as_posix()} {content}\n")
+    except OSError:
+        return None
+    return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest() if roots else None
 
 
 def _files(names: Iterable[str]) -> dict[str, Path]:

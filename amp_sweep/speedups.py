@@ -38,6 +38,7 @@ def choose(
         cuda
         and settings.parallel.name != "dp"
         and settings.parallel.backend != "gloo"
+        and not settings.parallel.find_unused_parameters
         and images_on_device
         and triton
     )

@@ -1,9 +1,10 @@
 """Every cell of a sweep, from its records: `python -m amp_sweep.status outputs/NAME`."""
 
-from amp_sweep import ctrl_c
+from amp_sweep import ctrl_c, streams
 
 if __name__ == "__main__":
     ctrl_c.ends_this_process()  # before the imports, which take long
+    streams.open_missing()
 
 import argparse
 import datetime
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from amp_sweep import record, slurm
+from amp_sweep import labels, record, slurm
 from amp_sweep.explain.lookup import printable
 from amp_sweep.lock import describe, is_alive, read_owner
 from amp_sweep.paths import RunPaths
@@ -154,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             errors.print(Text(printable(silence)), soft_wrap=True, style="yellow")
         title = Text(printable(str(sweep)), style="table.title")
         table = Table("cell", "seed", "status", "", title=title, title_justify="left")
+        shown: list[tuple[Record, str, str]] = []
         for file in files:
             try:
                 found = record.read(file)
@@ -165,9 +167,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 fail(f"{file.parent}: damaged: {error}")  # its lock, or what SLURM was asked about
                 continue
             counts[status] += 1
+            shown.append((found, status, detail))
+        apart = labels.told_apart([(found.overrides, found.config) for found, *_ in shown])
+        for (found, status, detail), told in zip(shown, apart, strict=True):
             cell = found.cell
+            name = f"{cell.get('parallel')} x {cell.get('precision')}"
             table.add_row(
-                Text(printable(f"{cell.get('parallel')} x {cell.get('precision')}")),
+                Text(printable(f"{name}, {told}" if told else name)),
                 Text(printable(str(cell.get("seed")))),
                 Text(status, style=STYLES.get(status, "red")),
                 Text(printable(detail)),

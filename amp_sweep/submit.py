@@ -81,11 +81,6 @@ def job_of(paths: RunPaths) -> str | None:
     return str(said["job_id"]) if said and "job_id" in said else None
 
 
-def _own_callables(cell: Cell) -> list[str]:
-    names = (cell.config.model.name, cell.config.data.name)
-    return [name for name in names if config.is_own_callable(name)]
-
-
 def _make_job(cell: Cell, code: dict[str, str], nodes: int) -> CellJob:
     return CellJob(
         settings=config.to_dict(cell.config),
@@ -156,7 +151,7 @@ def run(
             screen.say(f"already submitted: {cell.label} (job {queued[cell.root]})")
     jobs = dict(queued)
     if new:
-        own = sorted({name for cell in new for name in _own_callables(cell)})
+        own = sorted({name for cell in new for name in source.own_callables(cell.config)})
         code = source.hashes(own)
         extra = needs(params, new)
         if cells[0].config.launch.snapshot:

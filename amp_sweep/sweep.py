@@ -1,6 +1,7 @@
 """A sweep: check every cell, drop what is done, order, run here or submit, print, exit code."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from amp_sweep.cells import (
     order,
     print_plan,
     read,
+    tell_apart,
     write_pending,
 )
 from amp_sweep.screen import Screen
@@ -37,7 +39,7 @@ def run(
     tables: bool = True,
 ) -> int:
     """Train what is left of `cells` here, or hand it to `submit`; the process's exit code."""
-    asked = order(cells)
+    asked = tell_apart(order(cells))
     screen = Screen(len(asked))
     with launch.Interrupts() as interrupts, _no_empty_folders(asked):
         if not _all_legal(asked, screen) or not _writable(asked, screen):
@@ -49,7 +51,13 @@ def run(
             done = [cell for cell in asked if is_kept(cell)]
             left = [cell for cell in asked if cell not in done]
             if submit is None:
-                code = local.run(asked, done, left, screen, interrupts, node)
+                try:
+                    code = local.run(asked, done, left, screen, interrupts, node)
+                except launch.NotPrepared as error:
+                    if not tables:  # a job, which writes it into the record
+                        raise
+                    screen.fail(str(error))
+                    return NOT_COMPLETED
             else:
                 announce(done, screen)
                 if asked[0].config.plan:
@@ -74,7 +82,7 @@ def _no_empty_folders(cells: Sequence[Cell]) -> Iterator[None]:
     new: dict[Path, None] = {}
     for cell in cells:
         for folder in cell.root.parents:
-            if folder.exists():
+            if os.path.exists(folder):  # noqa: PTH110 - never raises
                 break
             new[folder] = None
     try:
@@ -95,17 +103,25 @@ def _all_legal(cells: list[Cell], screen: Screen) -> bool:
 
 
 def _writable(cells: list[Cell], screen: Screen) -> bool:
-    if cells[0].config.plan:
-        return True
     for folder in {cell.root.parent for cell in cells}:
         try:
+            if cells[0].config.plan:
+                with contextlib.suppress(FileNotFoundError):
+                    folder.stat()
+                continue
             folder.mkdir(parents=True, exist_ok=True)
             # A name of its own: other cells of the sweep may begin in this moment, as jobs.
             tempfile.NamedTemporaryFile(prefix=".writable-", dir=folder).close()
         except OSError as error:
-            screen.fail(f"cannot write to {folder}: {error.strerror or error}")
+            screen.fail(f"cannot write to {folder}: {_reason(error)}")
             return False
     return True
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, FileExistsError) and os.path.islink(error.filename or ""):  # noqa: PTH114
+        return f"{error.filename} is a link to what does not exist"
+    return error.strerror or str(error)
 
 
 def print_tables(cells: Sequence[Cell], interrupts: launch.Interrupts) -> None:

@@ -2,10 +2,11 @@
 
 import sys
 
-from amp_sweep import ctrl_c
+from amp_sweep import ctrl_c, streams
 
 if __name__ == "__main__":
     ctrl_c.ends_this_process()  # before the imports, which take long
+    streams.open_missing()
 
 import hydra
 from hydra.core.hydra_config import HydraConfig

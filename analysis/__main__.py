@@ -7,6 +7,7 @@ if __name__ == "__main__":
 
 import argparse
 import io
+import os
 import shlex
 import sys
 from collections import Counter
@@ -32,6 +33,9 @@ NOT_WRITTEN = "Nothing written: what --where leaves out would be missing; give -
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 when tables were printed and written, 1 when not, 2 for wrong usage."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed (`>&-`): the files are written all the same
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     try:
         ctrl_c.interrupts()
         return _main(argv)

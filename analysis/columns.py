@@ -85,6 +85,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "train_images": INT,
         "test_images": INT,
         "data_digest": TEXT,
+        "code_digest": TEXT,
         "image_size": INT,
         "threads": INT,
         "data_placement": TEXT,

@@ -79,6 +79,10 @@ def compare(
     for group, name in zip(groups, trained, strict=True):
         if len({rows[i]["data_digest"] for i in group} - {None}) > 1:
             warnings.append(f"runs on {name['data']} saw different images (data_digest)")
+        if len({rows[i]["code_digest"] for i in group} - {None}) > 1:
+            warnings.append(
+                f"runs of {name['model']} on {name['data']} had different code (code_digest)"
+            )
     return Comparison(tuple(_with_speedups(tables, baseline)), tuple(warnings))
 
 

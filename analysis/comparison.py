@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def flaw_names(self) -> tuple[str, ...]:
-        """`contended`, `stitched`, `mixed hardware`: the kinds of its `flaws`."""
+        """`contended`, `paused`, `stitched`, `mixed hardware`: the kinds of its `flaws`."""
         return tuple(dict.fromkeys(flaw.split(":")[0] for flaw in self.flaws))
 
     @property

@@ -54,6 +54,8 @@ def _of_run(row: Row) -> list[str]:
         )
     if (row["segments"] or 0) > 1:
         found.append("stitched: interrupted and resumed, so its times are those of several parts")
+    if _noted(row, "paused"):
+        found.append("paused: stopped for a while as it trained, and its times count that")
     if _contended(row):
         found.append("contended: other processes used the device during the run")
     if row["native_bf16"] is False and row["autocast_dtype"] == "bfloat16":
@@ -86,6 +88,8 @@ def timing_flaws(done: Sequence[Row]) -> tuple[str, ...]:
     stitched = sum((row["segments"] or 0) > 1 for row in done)
     if stitched:
         found.append(f"stitched: {_some(stitched, done)} interrupted and resumed")
+    if paused := sum(_noted(row, "paused") for row in done):
+        found.append(f"paused: {_some(paused, done)} stopped for a while")
     if busy := sum(_contended(row) for row in done):
         found.append(f"contended: {_some(busy, done)} disturbed by other processes")
     if any(len(set(items(row["device_names"]))) > 1 for row in done):
@@ -120,8 +124,11 @@ def diagnosis(done: Sequence[Row]) -> tuple[str, str]:
 
 
 def _contended(row: Row) -> bool:
-    noted = any(note.startswith("contended") for note in items(row["notes"]))
-    return bool(row["contended"]) or noted
+    return bool(row["contended"]) or _noted(row, "contended")
+
+
+def _noted(row: Row, kind: str) -> bool:
+    return any(note.startswith(kind) for note in items(row["notes"]))
 
 
 def _some(count: int, of: Sequence[Row]) -> str:

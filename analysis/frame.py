@@ -243,7 +243,10 @@ def _add_config(building: _Building, parts: dict[str, _Part]) -> None:
         flat = _Part([record.flatten(value, f"{name}.") for value in part.values], part.which)
         columns |= {field: (values, part.which) for field, values in flat.fields().items()}
     for field, (values, which) in sorted(columns.items()):
-        building.add(field, [None if v is None else as_text(v) for v in values], TEXT, field, which)
+        # What runs from before the field did stands beside what later ones say.
+        before = record.ADDED_LATER.get(field.removeprefix("config."))
+        given = [before if value is None else value for value in values]
+        building.add(field, [None if v is None else as_text(v) for v in given], TEXT, field, which)
 
 
 def _axes(known: dict[str, ExtensionArray]) -> dict[str, ExtensionArray]:

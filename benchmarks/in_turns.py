@@ -152,7 +152,7 @@ def cell_of(settings: RunConfig) -> Iterator[Cell]:
             run_dir=folder,
             prepared=str(prepared.folder),
             plan=plan,
-            launched_at=time.time(),
+            launched_at=time.monotonic(),
             local_world_size=1,
             host="127.0.0.1",
             resume=False,

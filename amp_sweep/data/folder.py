@@ -53,11 +53,11 @@ def list_folder(root: str, train_images: int | None, test_images: int | None) ->
     names of train's classes, in test too. Raises DataError.
     """
     folder = Path(root).expanduser().absolute()
-    if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
-        raise DataError(f"data.root={root} {what}; {_LAYOUT}")
-    test_name = _test_folder(folder)
     try:
+        if not folder.is_dir():
+            what = "is no folder" if folder.exists() else "does not exist"
+            raise DataError(f"data.root={root} {what}; {_LAYOUT}")
+        test_name = _test_folder(folder)
         found = {
             "train": _by_class(folder, "train"),
             "test": _by_class(folder, test_name),

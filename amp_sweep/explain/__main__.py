@@ -2,6 +2,8 @@
 
 import sys
 
+from amp_sweep import streams
 from amp_sweep.explain import main
 
+streams.open_missing()
 sys.exit(main())

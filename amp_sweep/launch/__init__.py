@@ -9,13 +9,14 @@ CUDA and never joins a process group.
 from amp_sweep.launch.cell import conclude_if_trained, help_cell, record_for, run_cell
 from amp_sweep.launch.interrupts import Interrupted, Interrupts
 from amp_sweep.launch.nodes import ALONE, Node, dismiss
-from amp_sweep.launch.preparing import prepare_here
+from amp_sweep.launch.preparing import NotPrepared, prepare_here
 
 __all__ = [
     "ALONE",
     "Interrupted",
     "Interrupts",
     "Node",
+    "NotPrepared",
     "conclude_if_trained",
     "dismiss",
     "help_cell",

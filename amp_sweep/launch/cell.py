@@ -22,7 +22,7 @@ from amp_sweep.launch.judge import Verdict, Watched, judge
 from amp_sweep.launch.leftover import end_ranks
 from amp_sweep.launch.nodes import ALONE, Node, announce, announced_job, wait_for_start
 from amp_sweep.launch.watch import Report, read_endings, watch
-from amp_sweep.lock import Lock
+from amp_sweep.lock import Lock, LockHeld, read_owner
 from amp_sweep.messages import Plan, Preparation, RankJob
 from amp_sweep.paths import RunPaths
 from amp_sweep.record import Record
@@ -79,9 +79,9 @@ def run_cell(
     """
     paths = RunPaths(root)
     root.mkdir(parents=True, exist_ok=True)
-    with Lock(paths.lock):
+    with Lock(paths.lock) as lock:
         _let_ranks_go(paths)
-        begun = time.time()
+        begun = time.monotonic()
         earlier = _usable(paths)
         if earlier is not None and earlier.status in record.KEPT and not settings.force:
             return earlier  # another sweep did it since this one looked
@@ -93,6 +93,8 @@ def run_cell(
         resume = (
             earlier is not None and earlier.status in record.RESUMED_AGAIN and not settings.force
         )
+        if earlier is not None:
+            _close_last_segment(paths, earlier)
         _clear(paths)  # first: they say that the training is over, and it begins anew
         current = record_for(settings, overrides)
         if resume and earlier is not None:
@@ -139,9 +141,11 @@ def run_cell(
                 announce(paths, node, job=asdict(job), run_id=agent.run_id, port=agent.port)
             stall_s = settings.launch.stall_timeout_s
             here_too = node.ranks(plan.world_size)
-            seen = watch(agent, paths, plan.world_size, stall_s, interrupts, report, here_too)
-        verdict = judge(seen, plan.world_size)
-        return _conclude(paths, verdict, begun, time.time())
+            seen = watch(agent, paths, plan.world_size, stall_s, interrupts, report, here_too, lock)
+        if not lock.is_ours():  # it was suspended for so long that another one has begun with it
+            raise LockHeld(read_owner(paths.lock) or {})
+        wall_s = time.monotonic() - begun
+        return _conclude(paths, judge(seen, plan.world_size), time.time(), wall_s, seen.paused_s)
 
 
 def help_cell(
@@ -155,7 +159,7 @@ def help_cell(
     values = wait_for_start(paths, node, lambda: interrupts.count)
     if values is None:
         return
-    job = replace(announced_job(values), prepared=prepared)
+    job = replace(announced_job(values), prepared=prepared, launched_at=time.monotonic())
     with _agent(job, node, values["run_id"], values["port"]) as agent:
         stall_s = settings.launch.stall_timeout_s
         ranks = job.plan.world_size
@@ -182,6 +186,18 @@ def _let_ranks_go(paths: RunPaths) -> None:
         end_ranks(paths)
 
 
+def _close_last_segment(paths: RunPaths, found: Record) -> None:
+    """Give the last part of a run that was killed its end: its ranks' last sign of life."""
+    segment = found.segments[-1] if found.segments else {}
+    begun = _moment(segment.get("started_at"))
+    if begun is None or segment.get("wall_s") is not None:
+        return
+    with contextlib.suppress(OSError):  # it was killed before the first
+        ended = paths.progress.stat().st_mtime
+        segment["ended_at"], segment["wall_s"] = _written(ended), max(0.0, ended - begun)
+        segment["to_epoch"] = len(found.epochs)
+
+
 def conclude_if_trained(paths: RunPaths, found: Record, what: str = LAUNCHER_GONE) -> Record | None:
     """Conclude a run whose launcher is gone, if its training was over; see that its ranks are too.
 
@@ -206,7 +222,7 @@ def conclude_if_trained(paths: RunPaths, found: Record, what: str = LAUNCHER_GON
     if begun is None or not _has_figures(now):
         return None
     last = max(float(ending["time"]) for ending in endings.values())
-    return _conclude(paths, verdict, begun, last)
+    return _conclude(paths, verdict, last, max(0.0, last - begun))
 
 
 def _has_figures(found: Record) -> bool:
@@ -232,17 +248,24 @@ def _seconds(value: Any) -> float:
         return 0.0
 
 
-def _conclude(paths: RunPaths, verdict: Verdict, begun: float, ended: float) -> Record:
-    """Write the ending into the record, which rank 0 has kept until now, and tidy up."""
+def _conclude(
+    paths: RunPaths, verdict: Verdict, ended: float, wall_s: float, paused_s: float = 0.0
+) -> Record:
+    """Write the ending into the record, which rank 0 has kept until now, and tidy up.
+
+    ended: a `time.time()`, which somebody may have set meanwhile: `wall_s` is of another clock.
+    """
     final = record.read(paths.record)
     final.status, final.error = verdict.status, verdict.error
     if verdict.note is not None:
         final.note(verdict.note)
+    if paused_s:
+        final.note(f"paused: stopped for {record.duration(paused_s)} while it trained")
     segment = final.segments[-1]
     # Of the machine that trained it: this one may be another.
     final.effective["native_bf16"] = segment.get("native_bf16")
     segment["ended_at"] = _written(ended)
-    segment["wall_s"] = ended - begun
+    segment["wall_s"] = wall_s
     segment["to_epoch"] = len(final.epochs)
     final.metrics["wall_time_s"] = sum(_seconds(s.get("wall_s")) for s in final.segments)
     record.write(paths.record, final)

@@ -11,11 +11,29 @@ from multiprocessing.connection import Connection
 from amp_sweep import forkserver
 from amp_sweep.config import RunConfig
 from amp_sweep.launch.interrupts import Interrupted
+from amp_sweep.launch.judge import how_it_died
 from amp_sweep.messages import Preparation
 
 # An ending process gets this long.
 GRACE_S = 5.0
 POLL_S = 0.05
+
+
+class NotPrepared(Exception):
+    """The process that looks at this machine gave no answer; the message is for a person."""
+
+
+def _ended(what: str, code: int) -> str:
+    if code < 0:
+        return f"{what} {how_it_died(code)}, perhaps for want of memory"
+    return f"{what} ended with exit code {code}; its own words stand above"
+
+
+def _not_started(error: Exception) -> str:
+    code = forkserver.exit_code(GRACE_S)
+    if code is not None:
+        return _ended("the server that forks processes", code)
+    return f"the preparing process could not be started: {type(error).__name__}: {error}"
 
 
 def _prepare_process(
@@ -43,7 +61,7 @@ def prepare_here(
 ) -> Preparation:
     """`worker.prepare` in a fresh process.
 
-    Raises Interrupted soon after `stopped` says so, and RuntimeError if that process dies.
+    Raises Interrupted soon after `stopped` says so, and NotPrepared if that process dies.
     """
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
@@ -74,19 +92,14 @@ def prepare_here(
                 continue
             try:
                 answer = receiver.recv()
-            except EOFError:
+            except (EOFError, OSError):
                 starting.join()
                 if stopped():
                     raise Interrupted from None
                 if errors:
-                    raise RuntimeError(
-                        "the preparing process could not be started; has the server that forks "
-                        f"processes ended? ({type(errors[0]).__name__}: {errors[0]})"
-                    ) from errors[0]
+                    raise NotPrepared(_not_started(errors[0])) from errors[0]
                 process.join()
-                raise RuntimeError(
-                    f"the preparing process ended with exit code {process.exitcode}; see above"
-                ) from None
+                raise NotPrepared(_ended("the preparing process", process.exitcode or 0)) from None
             if isinstance(answer, Preparation):
                 starting.join()  # what has answered may not be known as started yet
                 if not errors:

@@ -15,11 +15,14 @@ from amp_sweep import record
 from amp_sweep.launch.agent import Agent
 from amp_sweep.launch.interrupts import Interrupts
 from amp_sweep.launch.judge import Watched
+from amp_sweep.lock import Lock
 from amp_sweep.paths import RunPaths
 
 POLL_S = 0.05
 # After the first rank has ended badly, or all were told to stop, the others get this long.
 GRACE_S = 5.0
+# A wait of POLL_S that takes so much longer: all of us were stopped (Ctrl-Z, a suspended job).
+PAUSED_S = 3.0
 # No time of a record is after the year 9999.
 MAX_TIME_S = 253_402_300_799
 # A rank that is writing its checkpoint when it is told to stop gets this much longer.
@@ -50,10 +53,12 @@ def watch(
     interrupts: Interrupts,
     report: Report,
     local: range | None = None,
+    lock: Lock | None = None,
 ) -> Watched:
     """Wait for the agent; pass progress on; end the ranks when one fails, stalls, or on Ctrl-C.
 
-    `local` are the ranks on this machine, where there are others: they are ended there.
+    `local` are the ranks on this machine, where there are others: they are ended there. Where
+    somebody else took the `lock` meanwhile, the cell is his: they are ended at once.
     """
     own = range(ranks) if local is None else local
     seen = Watched()
@@ -61,13 +66,27 @@ def watch(
     last_sign, last_values = time.monotonic(), None
     deadline: float | None = None  # when the ranks that are left are killed
     agent.start()
-    while agent.runs(POLL_S):
+    while True:
+        asked = time.monotonic()
+        if not agent.runs(POLL_S):
+            break
+        paused_s = time.monotonic() - asked - POLL_S
         seen.endings |= read_endings(paths)
         pids = {r: int(e["pid"]) for r, e in seen.endings.items() if r in own}
         values = record.read_object(paths.progress)
         if values is not None and values != last_values:
             last_sign, last_values = time.monotonic(), values
             report(values)
+
+        if paused_s > PAUSED_S:
+            last_sign += paused_s
+            deadline = None if deadline is None else deadline + paused_s
+            if not any(ending.get("trained") for ending in seen.endings.values()):
+                seen.paused_s += paused_s
+        if lock is not None and (lock.lost or (paused_s > PAUSED_S and not lock.is_ours())):
+            _signal(pids.values(), signal.SIGKILL)
+            agent.end()
+            break
 
         now = time.monotonic()
         alive = {rank for rank, pid in pids.items() if _runs(pid)}

@@ -71,6 +71,11 @@ def _speedup_impossible(config: RunConfig, device_type: str) -> str | None:
         return "DataParallel copies the network at every step, which no CUDA graph can hold"
     if config.parallel.name == "ddp" and config.parallel.backend == "gloo":
         return "gloo moves gradients through the host, which no CUDA graph can hold; use nccl"
+    if config.parallel.find_unused_parameters:
+        return (
+            "parallel.find_unused_parameters looks for them on the host at every step, which no "
+            "CUDA graph can hold"
+        )
     if config.data.pipeline != "resident" or config.data.placement == "host":
         return "memory.cuda_graph needs the images on the device: data.pipeline=resident"
     return None

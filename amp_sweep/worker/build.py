@@ -21,6 +21,7 @@ from amp_sweep import (
     optim,
     parallel,
     precision,
+    source,
     speedups,
 )
 from amp_sweep.config import RunConfig
@@ -61,6 +62,7 @@ class Cell:
     train: data.Split
     test: data.Split
     outputs: int  # logits of the network
+    code_digest: str | None  # of the person's own code, see `source`
     speedups: speedups.Speedups
     network: nn.Module
     loss: precision.ClassifierLoss  # unwrapped
@@ -171,6 +173,7 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
         width=settings.model.width,
         dropout=settings.model.dropout,
     )
+    code_digest = source.code_digest(source.own_callables(settings))  # as it was just imported
     if chosen.space_to_depth:
         network = space_to_depth.convert(network)
     network = network.to(devices[0]).to(memory_format=memory.memory_format(channels_last))
@@ -197,6 +200,7 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
                 settings.parallel.name,
                 devices,
                 sync_batch_norm=settings.parallel.sync_batch_norm,
+                find_unused_parameters=settings.parallel.find_unused_parameters,
             )
     if chosen.compile != "off":
         _compile(wrapped, train, speedups.COMPILE_MODES[chosen.compile])
@@ -233,6 +237,7 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
         train=train,
         test=test,
         outputs=outputs,
+        code_digest=code_digest,
         speedups=chosen,
         network=network,
         loss=loss,

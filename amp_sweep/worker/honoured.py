@@ -56,6 +56,11 @@ def differences(cell: Cell, progress: Progress, ranks: Sequence[dict[str, Any]])
         ("parallel", [parallel], sorted({rank["parallel"] for rank in ranks})),
         ("processes", [plan.world_size], sorted({rank["world_size"] for rank in ranks})),
         ("backend", [plan.backend], [*{rank["backend"] for rank in ranks}]),
+        (
+            "parallel.find_unused_parameters",
+            settings.parallel.find_unused_parameters,
+            getattr(cell.trainer.loss, "find_unused_parameters", False),
+        ),
         ("replicas", plan.replicas, len(images)),
         ("images per step", plan.global_batch, sum(shape[0] for shape in images)),
         (

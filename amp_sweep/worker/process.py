@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 # graph, pinned memory), and by cuBLAS as it starts.
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
+# PyTorch's advice where parameters got no gradient under ddp, and what it means here.
+ADVICE = "passing the keyword argument `find_unused_parameters=True`"
+OUR_ADVICE = "parameters that get no gradient need parallel.find_unused_parameters=true under ddp: "
+
 
 def _log_to(path: Path) -> None:
     """Send this process's log, and all it prints, to its own file."""
@@ -56,11 +60,14 @@ def _stop_on_signal() -> StopRequest:
 
 
 def _describe(kind: str, error: BaseException) -> dict[str, Any]:
+    message = str(error)
+    if ADVICE in message:
+        message = OUR_ADVICE + message
     return {
         "kind": kind,
         "error": {
             "type": type(error).__name__,
-            "message": str(error),
+            "message": message,
             "traceback": "".join(traceback.format_exception(error)),
             # The rank at fault, where that is not the one that noticed.
             **({"rank": error.rank} if isinstance(error, RanksDiffer) else {}),

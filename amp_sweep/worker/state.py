@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from amp_sweep import checkpoint, config, data, generators, optim
+from amp_sweep import checkpoint, config, data, generators, optim, source
 from amp_sweep.energy import Energy
 from amp_sweep.worker.build import Cell
 
@@ -41,6 +41,8 @@ def save_state(cell: Cell, progress: Progress) -> None:
         "fingerprint": config.fingerprint(cell.config),
         "world_size": cell.ranks.world_size,
         "device_type": cell.device.type,
+        "data_digest": cell.prepared.digest,
+        "code_digest": cell.code_digest,
         "weights": cell.weights(),
         "optimizer": trainer.optimizer.state_dict(),
         "scheduler": cell.scheduler.state_dict(),
@@ -89,6 +91,26 @@ def _settle_buckets(cell: Cell) -> None:
                 cell.trainer.optimizer.zero_grad(set_to_none=True)
 
 
+def _not_ours(cell: Cell, state: dict[str, Any]) -> str | None:
+    """Why training cannot go on from a checkpoint, on any rank; a collective."""
+    found = None
+    here = (cell.ranks.world_size, cell.device.type)
+    # A checkpoint of an earlier version has no digests, and what is not known does not differ.
+    code, images = state.get("code_digest"), state.get("data_digest")
+    if (state["world_size"], state["device_type"]) != here:
+        found = (
+            f"the checkpoint is from {state['world_size']} rank(s) on "
+            f"{state['device_type']}, this is {here[0]} on {here[1]}"
+        )
+    elif None not in (code, cell.code_digest) and code != cell.code_digest:
+        own = " and ".join(source.own_callables(cell.config))
+        found = f"the code of {own} has changed since the checkpoint (code_digest)"
+    elif images is not None and images != cell.prepared.digest:
+        found = "the images have changed since the checkpoint (data_digest)"
+    # Each node has its own copy of code and data.
+    return next((reason for reason in cell.ranks.gather(found) if reason), None)
+
+
 def resume(cell: Cell) -> tuple[Progress, list[str]]:
     """Bring the cell to its newest usable checkpoint; a fresh `Progress` where there is none.
 
@@ -98,12 +120,10 @@ def resume(cell: Cell) -> tuple[Progress, list[str]]:
     state, problems = checkpoint.load_newest(candidates, config.fingerprint(cell.config))
     if state is None:
         return Progress(), problems
-    here = (cell.ranks.world_size, cell.device.type)
-    if (state["world_size"], state["device_type"]) != here:
-        problems.append(
-            f"started over: the checkpoint is from {state['world_size']} rank(s) on "
-            f"{state['device_type']}, this is {here[0]} on {here[1]}"
-        )
+    reason = _not_ours(cell, state)
+    if reason is not None:
+        problems.append(f"started over: {reason}")
+        log.warning("started over: %s", reason)
         return Progress(), problems
     if cell.ranks.world_size > 1:
         _settle_buckets(cell)

@@ -75,7 +75,7 @@ def run_cell(
     writer = Writer(cell, progress, notes)
     try:
         writer.sign_of_life(progress.epoch, progress.step, "start")
-        segment = Segment(startup_s=time.time() - job.launched_at, rss_before_mib=rss_mib)
+        segment = Segment(startup_s=time.monotonic() - job.launched_at, rss_before_mib=rss_mib)
         look_around(cell, segment)
         segment.compiled = compile_ahead(cell, segment.observed)
         finished = _train_epochs(cell, progress, segment, writer, stop)
@@ -180,7 +180,7 @@ def _train_part(
     def go_on(step: int) -> bool:
         if very_first and step == 1:
             hooks.close()
-            _check_dtypes(cell, segment.observed.dtypes)
+            _check_first_step(cell, segment.observed.dtypes)
         writer.sign_of_life(progress.epoch, first + step)
         return stop.go_on(cell.ranks, before + step)
 
@@ -198,7 +198,7 @@ def _train_part(
             time_first_step=very_first,
         )
     if very_first:
-        _check_dtypes(cell, segment.observed.dtypes)  # also where there was one step only
+        _check_first_step(cell, segment.observed.dtypes)  # also where there was one step only
         segment.first_step_s = done.first_step_s
     losses = cell.ranks.mean(done.losses)
     progress.losses += losses.tolist()
@@ -209,8 +209,15 @@ def _train_part(
     return done.times
 
 
-def _check_dtypes(cell: Cell, observed: set[str]) -> None:
-    """Raise Invalid when the layers did not compute in the requested format."""
+def _check_first_step(cell: Cell, observed: set[str]) -> None:
+    """Raise Invalid when layers computed in another format, or hold weights that nothing trains."""
+    trained = {id(parameter) for parameter in cell.trainer.parameters}
+    new = [name for name, weight in cell.network.named_parameters() if id(weight) not in trained]
+    if new:
+        raise Invalid(
+            f"model.name={cell.config.model.name}: {', '.join(new)} was made in the forward pass, "
+            "and no optimizer trains it; make every parameter in __init__"
+        )
     dtype = cell.autocast_dtype
     requested = str(dtype).removeprefix("torch.") if dtype else "float32"
     if observed and (requested not in observed or (dtype is None and len(observed) > 1)):

@@ -196,7 +196,7 @@ class Writer:
         price = self._cell.config.measure.price_per_hour
         if price is None:
             return {"price_per_hour": None, "cost": None}
-        seconds = time.time() - self._cell.job.launched_at
+        seconds = time.monotonic() - self._cell.job.launched_at
         earlier = [segment.get("wall_s") for segment in current.segments]
         seconds += sum(wall for wall in earlier if isinstance(wall, int | float))
         return {
@@ -277,6 +277,7 @@ class Writer:
             "train_images": cell.prepared.train_count,
             "test_images": cell.prepared.test_count,
             "data_digest": cell.prepared.digest,
+            "code_digest": cell.code_digest,
             "data_placement": cell.train.placement,
             "fused_input": cell.train.fused,
             "image_size": cell.config.data.image_size,

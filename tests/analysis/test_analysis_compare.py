@@ -292,6 +292,16 @@ def test_other_images_under_the_same_settings_are_warned_about(make_run: Make) -
     assert compared(sweep).warnings == ("runs on digits saw different images (data_digest)",)
 
 
+def test_other_code_of_ones_own_under_the_same_name_is_warned_about(make_run: Make) -> None:
+    make_run(effective={"code_digest": "aa"})
+    make_run(effective={"code_digest": None}, seed=1)  # of before there was such a thing
+    sweep = make_run("ddp", effective={"code_digest": "aa"}).parent
+    assert compared(sweep).warnings == ()
+    make_run("ddp", seed=1, effective={"code_digest": "bb"})
+    (warning,) = compared(sweep).warnings
+    assert warning == "runs of alexnet on digits had different code (code_digest)"
+
+
 def test_the_articles_input_as_written_is_one_table_with_footnotes(
     make_matrix: Make, article: dict[str, Any]
 ) -> None:

@@ -223,6 +223,19 @@ def test_an_axis_that_says_more_than_its_column_gets_a_column_of_its_own(make_ru
     assert sorted(frame["overrides.model"]) == ["alexnet", "alexnet_small"]
 
 
+def test_a_run_from_before_a_setting_stands_beside_those_that_leave_it_alone(
+    make_run: Make,
+) -> None:
+    make_run("ddp", seed=0)
+    sweep = make_run(
+        "ddp",
+        seed=1,
+        settings={"parallel.find_unused_parameters": False, "memory.cuda_graph": False},
+    ).parent
+    (table,) = compare(load(sweep)[0]).tables
+    assert list(table.cells) == [("ddp", "fp32")]
+
+
 def test_an_axis_counts_as_swept_where_one_run_does_not_set_it() -> None:
     assert swept_axes(["a=1 | b=2", "a=1", None], lambda _: None) == {
         "a": ["1", "1", None],

@@ -189,6 +189,17 @@ def test_a_root_that_is_missing_or_no_folder_is_refused(
         prepare(folder_config(tmp_path / "empty"))
 
 
+def test_a_root_that_may_not_be_entered_is_refused(
+    tmp_path: Path, folder_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", denied)
+    with pytest.raises(DataError, match=r"mine: Permission denied$"):
+        prepare(folder_config(tmp_path / "mine"))
+
+
 def test_a_broken_image_is_refused_by_name_and_leaves_no_cache(
     make_folder: MakeFolder, folder_config: MakeConfig, cache: Path
 ) -> None:

@@ -7,6 +7,8 @@ from PIL import Image
 
 from tests.conftest import CommandLine
 
+LONG = "a" * 300
+
 # Overrides, and what the message must say: the key or value, the reason, what is allowed.
 REFUSED = [
     (["precision=fp33"], ["precision/fp33", "autocast", "scaler"]),
@@ -42,6 +44,9 @@ REFUSED = [
     (["model.name=resnet18", "model.width=0.5"], ["model.width", "AlexNet"]),
     (["model.outputs=3"], ["model.outputs=3", "10 classes"]),
     (["outputs=file"], ["cannot write", "file"]),
+    ([f"outputs={LONG}"], ["cannot write", "name too long"]),
+    ([f"outputs={LONG}", "plan=true"], ["cannot write", "name too long"]),
+    (["outputs=dangling"], ["cannot write", "dangling is a link to what does not exist"]),
     (["hydra/launcher=slurm"], ["hydra/launcher=slurm", "add -m"]),
 ]
 
@@ -61,6 +66,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.new("RGB", (8, 8)).save(root / "alien" / "test" / "dog" / "a.png")
     (root / "broken" / "train" / "cat" / "b.png").write_bytes(b"\x89PNG\r\n\x1a\nnot an image")
     (root / "file").write_text("")
+    (root / "dangling").symlink_to("nowhere")
     return root
 
 

@@ -153,7 +153,11 @@ def test_what_ends_an_evaluation_is_a_line_and_its_traceback_is_there_to_debug(
     ("error", "said"),
     [
         (RuntimeError(""), r"does not fit the network \(RuntimeError\)"),
-        (RuntimeError("size mismatch\nmore"), r"does not fit the network \(size mismatch\)"),
+        (RuntimeError("wrong"), r"does not fit the network \(wrong\)"),
+        (
+            RuntimeError("Error(s) in loading:\n\tsize mismatch for a\n\tand for b"),
+            r"does not fit the network \(Error\(s\) in loading: size mismatch for a\)",
+        ),
         (evaluate.torch.OutOfMemoryError("too large"), "evaluated: OutOfMemoryError: too large"),
     ],
 )

@@ -1,6 +1,7 @@
 """Nothing is lost: interruptions, crashes, two sweeps at once, disks that are full."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -201,7 +202,10 @@ def test_after_a_kill_the_next_command_resumes_from_the_last_checkpoint(
 
     again = faulty.train(*cell)
     assert again.code == 0, again.text
-    assert len(faulty.only_record().segments) == 2
+    found = faulty.only_record()
+    # Each part counts, also one whose end nobody wrote down.
+    first, second = (segment["wall_s"] for segment in found.segments)
+    assert found.metrics["wall_time_s"] == first + second > found.metrics["train_time_s"]
     log = next(faulty.folder.rglob("train.log")).read_text()
     assert re.search(r"resumed at epoch \d, step \d+", log)
     assert_as_uninterrupted(faulty, whole, "ddp", "2")
@@ -314,6 +318,37 @@ def test_a_sweep_goes_on_where_nobody_reads_its_output_any_more(faulty: CommandL
     assert process.wait(timeout=60) == 0
     assert {found.status for found in faulty.records().values()} == {record.COMPLETED}
     assert (faulty.folder / "outputs/matrix/tables/comparison.md").is_file()
+
+
+def test_a_sweep_that_was_stopped_for_a_while_goes_on_and_says_so(faulty: CommandLine) -> None:
+    slow = faulty.with_environment(SLOW="0.05")
+    process = slow.popen("parallel=ddp", "launch.stall_timeout_s=4", *FAULTY)
+    wait_for(past_first_epoch(faulty))
+    freeze_group(process.pid)
+    time.sleep(6)
+    os.killpg(process.pid, signal.SIGCONT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    found = faulty.only_record()
+    assert any(re.match(r"paused: stopped for (5\.\d|6\.\d|[1-9]\d\.\d) s", n) for n in found.notes)
+    assert found.metrics["wall_time_s"] > 6
+    assert "paused: stopped for a while" in out
+
+
+def test_a_sweep_that_wakes_when_its_cell_is_anothers_leaves_it_alone(faulty: CommandLine) -> None:
+    process = faulty.with_environment(SLOW="0.05").popen("parallel=ddp", *FAULTY)
+    wait_for(past_first_epoch(faulty))
+    freeze_group(process.pid)
+    (lock,) = faulty.folder.glob("outputs/*/*/lock")
+    others = {**json.loads(lock.read_text()), "host": "elsewhere", "token": "another"}
+    lock.write_text(json.dumps(others))
+    time.sleep(4)
+    os.killpg(process.pid, signal.SIGCONT)
+    out, _ = process.communicate(timeout=60)
+    wait_for_end_of_group(process.pid)
+    assert process.returncode == 1 and "elsewhere" in out, out
+    assert json.loads(lock.read_text()) == others
+    assert faulty.only_record().status == record.RUNNING  # as the other one left it
 
 
 def test_a_second_ctrl_c_ends_at_once(faulty: CommandLine) -> None:

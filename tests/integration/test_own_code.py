@@ -8,6 +8,9 @@ from amp_sweep import record
 from tests.conftest import CommandLine
 
 MODULE = """
+import os
+import signal
+
 import numpy as np
 from torch import nn
 
@@ -25,6 +28,12 @@ class Net(nn.Module):
 class Bad(Net):
     def forward(self, images):
         return self.body(images) * (1 / 0)
+
+
+class Spare(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.spare = nn.Linear(2, 2)
 
 
 class Scaled(Net):
@@ -56,6 +65,16 @@ class Torn(Stripes):
         if index == 5:
             raise OSError("no such image")
         return super().__getitem__(index)
+
+
+class Deadly(Stripes):
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Leaving(Stripes):
+    def __getitem__(self, index):
+        os._exit(3)
 """
 
 STRIPES = ("data.name=mine:Stripes", "data.image_size=16", "data.batch_size=16", "epochs=1")
@@ -100,6 +119,30 @@ def test_an_own_network_that_fails_is_one_failed_cell_among_others(own: CommandL
     assert bad.status == record.FAILED
     assert bad.error is not None and bad.error["type"] == "ZeroDivisionError"
     assert "(1 / 0)" in bad.error["traceback"]
+    assert "none x bf16, model.name=mine:Bad, seed 0: FAILED" in run.err
+    assert "none x bf16, model.name=mine:Scaled, seed 0: trained" in run.out
+
+
+def test_a_layer_that_gets_no_gradient_trains_under_ddp_where_it_is_asked_for(
+    own: CommandLine,
+) -> None:
+    setting = "parallel.find_unused_parameters"
+    spare = ("-m", "parallel=ddp", "model.name=mine:Spare", f"{setting}=false,true", *STRIPES)
+    run = own.train(*spare, "measure.probes=false")
+    assert run.code == 1, run.text
+    paths = record.find(own.folder / "outputs" / "matrix")
+    found = {r.config["parallel"]["find_unused_parameters"]: r for r in map(record.read, paths)}
+    assert found[True].status == record.COMPLETED
+    assert found[False].status == record.FAILED
+    assert found[False].error is not None
+    assert f"{setting}=true" in found[False].error["message"].splitlines()[0]
+    assert f"ddp x fp32, {setting}=false, seed 0: FAILED" in run.err
+    plan = own.train(*spare, "measure.probes=false", "plan=true").out.splitlines()
+    words = [" ".join(line.split("  (")[0].split()) for line in plan[-2:]]
+    assert words == [
+        f"ddp x fp32, {setting}=false, seed 0 resume: failed before",
+        f"ddp x fp32, {setting}=true, seed 0 skip: completed before",
+    ]
 
 
 def test_an_item_that_cannot_be_had_is_named_in_one_line(own: CommandLine) -> None:
@@ -157,3 +200,52 @@ def test_a_folder_of_images_trains_through_every_pipeline(
     (found,) = command.records().values()
     assert found.effective["train_images"] == 24
     assert Path(found.config["data"]["root"]).is_absolute()
+
+
+def test_an_edited_network_is_not_resumed_and_not_compared_without_a_word(
+    own: CommandLine,
+) -> None:
+    cell = ("model.name=mine:Net", *STRIPES, "epochs=2", "checkpoint.min_interval_s=0")
+    file = own.folder / "mine.py"
+    fails = "self.calls = getattr(self, 'calls', 0) + self.training; assert self.calls < 6"
+    file.write_text(MODULE.replace("return self", f"{fails}\n        return self", 1))
+    ranks = ("parallel=ddp", "parallel.devices=2")
+    assert own.train(*cell, *ranks).code == 1
+    assert list(own.folder.rglob("last.pt"))
+    before = own.only_record()
+    assert len(before.epochs) == 1
+
+    file.write_text(MODULE.replace("Pool2d(8)", "Pool2d(4)").replace("192", "48"))
+    again = own.train(*cell, *ranks)
+    assert again.code == 0, again.text
+    done = own.only_record()
+    assert [segment["from_epoch"] for segment in done.segments] == [0, 0]
+    why = "started over: the code of mine:Net and mine:Stripes has changed since the checkpoint"
+    assert [note for note in done.notes if note.startswith(why)]
+    assert why in next(own.folder.rglob("train.log")).read_text()
+    assert before.effective["code_digest"] != done.effective["code_digest"]
+
+    unchanged = own.train(*cell, *ranks)
+    assert unchanged.code == 0 and "skipped" in unchanged.out and "changed" not in unchanged.text
+    file.write_text(MODULE)
+    both = own.train("-m", "parallel=none,ddp", *ranks[1:], *cell)
+    assert both.code == 0, both.text
+    changed = f"the code of mine:Net and mine:Stripes has changed since {own.run_dir('ddp').name}"
+    said = " ".join(both.text.split())
+    assert changed in said
+    assert "runs of mine:Net on mine:Stripes had different code (code_digest)" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Deadly", "was killed by SIGKILL, perhaps for want of memory"),
+        ("Leaving", "ended with exit code 3; its own words stand above"),
+    ],
+)
+def test_data_that_end_the_preparing_process_are_told_in_a_line(
+    own: CommandLine, name: str, said: str
+) -> None:
+    run = own.train(f"data.name=mine:{name}", "data.image_size=16", "model.name=mine:Net")
+    assert (run.code, run.text) == (1, f"error: the preparing process {said}\n")
+    assert not (own.folder / "outputs").exists()

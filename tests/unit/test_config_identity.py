@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ NO_PART = {
 # default".
 LATER = {
     "data.decode": "host",
+    "parallel.find_unused_parameters": False,
     "memory.compile": "off",
     "memory.cuda_graph": False,
     "memory.space_to_depth": False,
@@ -122,10 +124,11 @@ def test_a_setting_that_a_parallelism_does_not_have_is_no_part_of_it(make: Make)
 
     # none is one device, whatever stands beside the axis of parallelisms.
     settings = ({"parallel__devices": 2}, {"parallel__backend": "gloo"},
-                {"parallel__sync_batch_norm": True})  # fmt: skip
-    assert [same("none", **changes) for changes in settings] == [True, True, True]
-    assert [same("dp", **changes) for changes in settings] == [False, True, True]
-    assert [same("ddp", **changes) for changes in settings] == [False, False, False]
+                {"parallel__sync_batch_norm": True},
+                {"parallel__find_unused_parameters": True})  # fmt: skip
+    assert [same("none", **changes) for changes in settings] == [True, True, True, True]
+    assert [same("dp", **changes) for changes in settings] == [False, True, True, True]
+    assert [same("ddp", **changes) for changes in settings] == [False, False, False, False]
 
 
 def test_auto_stays_auto_and_is_not_the_value_it_stands_for(make: Make) -> None:
@@ -272,3 +275,15 @@ def test_a_resolved_config_cannot_be_changed(make: Make) -> None:
 )
 def test_an_own_callable_is_recognised_by_its_colon(name: str, own: bool) -> None:
     assert config.is_own_callable(name) == own
+
+
+def test_a_working_directory_that_was_deleted_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(SystemExit, match="error: the working directory was deleted"):
+        config.find_own_code()

@@ -109,6 +109,8 @@ def test_a_request_that_cannot_be_meant_is_refused_in_words(
         # A setting of ddp beside an axis of parallelisms is no reason to refuse the others.
         {"parallel__name": "dp", "parallel__backend": "nccl", "device": "cpu"},
         {"parallel__name": "none", "parallel__sync_batch_norm": True},
+        {"parallel__name": "ddp", "parallel__find_unused_parameters": True},
+        {"parallel__name": "dp", "parallel__find_unused_parameters": True},
         {"precision__autocast": True, "precision__dtype": "bfloat16"},
         {"data__name": "imagefolder", "data__root": "/images"},
         {"data__name": "synthetic", "data__classes": 5, "data__source_size": 8},
@@ -310,6 +312,7 @@ def test_what_this_machine_cannot_do_is_said(
         ({"parallel__name": "dp", "parallel__devices": 1}, "cpu", 1, True),
         ({"parallel__name": "ddp", "parallel__backend": "gloo"}, "cuda", 2, True),
         ({"parallel__name": "ddp", "parallel__sync_batch_norm": True}, "cuda", 2, True),
+        ({"parallel__name": "ddp", "parallel__find_unused_parameters": True}, "cpu", 1, True),
         ({"parallel__devices": 8}, "cuda", 1, True),  # none: always one
     ],
 )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from amp_sweep import launch, local, record
-from amp_sweep.cells import Cell
+from amp_sweep import forkserver, launch, local, record, sweep
+from amp_sweep.cells import NOT_COMPLETED, Cell
 from amp_sweep.launch import Interrupts
 from amp_sweep.lock import Lock
 from amp_sweep.messages import Preparation
@@ -97,3 +97,20 @@ def test_what_another_machine_can_resume_is_not_overwritten(
         paths.last_checkpoint.write_bytes(b"a checkpoint")
     assert train(cell) == []
     assert record.read(paths.record).status == status
+
+
+@pytest.mark.parametrize("tables", [True, False])
+def test_what_could_not_be_prepared_is_a_line_here_and_an_error_for_a_job(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tables: bool
+) -> None:
+    def full(_networks: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(forkserver, "start", full)
+    if not tables:
+        with pytest.raises(launch.NotPrepared, match="No space left"):
+            sweep.run([cell], tables=False)
+        return
+    assert sweep.run([cell]) == NOT_COMPLETED
+    said = "error: the server that forks processes could not be started: "
+    assert capsys.readouterr().err == f"{said}[Errno 28] No space left on device\n"

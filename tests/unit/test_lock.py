@@ -1,12 +1,15 @@
 """The lock of a run directory, between real processes."""
 
 import contextlib
+import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,6 +107,21 @@ def write_owner(path: Path, age_s: float = 0.0, **changes: Any) -> dict[str, Any
     then = time.time() - age_s
     os.utime(path, (then, then))
     return owner
+
+
+def replace_by_anothers(path: Path) -> None:
+    """Another host's fresh lock in the place of this one, as a takeover leaves it."""
+    mine = json.loads(path.read_text())
+    others = path.with_name("others")
+    others.write_text(json.dumps({**mine, "host": "elsewhere", "boot_id": "x", "token": "t1"}))
+    others.replace(path)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def leave_behind(path: Path, start: Start) -> dict[str, Any]:
@@ -226,6 +244,52 @@ def test_an_owner_on_another_machine_lives_while_its_heart_beats(
     assert taken(path) == (not alive)
 
 
+@pytest.mark.parametrize("namespace", ["pid:[1]", None])
+@pytest.mark.parametrize(("age_s", "alive"), [(0, True), (30, True), (90, False)])
+def test_an_owner_in_another_container_of_this_host_lives_while_its_heart_beats(
+    path: Path, namespace: str | None, age_s: float, alive: bool
+) -> None:
+    # Its number is nobody's here; then it is this very process's.
+    for number in ({"pid": 2**22 + 1}, {}):
+        owner = write_owner(path, age_s, pid_namespace=namespace, **number)
+        assert lock.is_alive(path, owner) == alive
+        assert taken(path) == (not alive)
+
+
+def test_an_owner_in_another_container_before_this_machines_last_start_is_dead(
+    path: Path,
+) -> None:
+    write_owner(path, boot_id="00000000-0000-0000-0000-000000000000", pid_namespace="pid:[1]")
+    assert taken(path)
+
+
+def test_an_owner_of_an_earlier_version_is_looked_up_by_its_process(
+    path: Path, start: Start
+) -> None:
+    owner = write_owner(path, 1e6)
+    del owner["pid_namespace"]
+    path.write_text(json.dumps(owner))
+    os.utime(path, (1000, 1000))
+    assert not taken(path)
+    path.unlink()
+    dead = leave_behind(path, start)
+    del dead["pid_namespace"]
+    path.write_text(json.dumps(dead))
+    assert taken(path)
+
+
+def test_a_machine_without_namespaces_looks_its_owners_up(
+    path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "readlink", refuse)
+    owner = write_owner(path, 1e6)
+    assert owner["pid_namespace"] is None
+    assert lock.is_alive(path, owner)
+
+
 def test_the_question_whether_an_owner_lives_leaves_nothing_behind(path: Path) -> None:
     owner = write_owner(path, 30, host="elsewhere", boot_id="x")
     before = path.stat().st_mtime
@@ -258,12 +322,111 @@ def test_the_heart_beats_while_the_lock_is_held(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "HEARTBEAT_S", 0.02)
-    with Lock(path):
+    with Lock(path) as held:
+        for _ in range(2):
+            os.utime(path, (1000, 1000))
+            wait_for(lambda: path.stat().st_mtime > 2000)
+        assert not held.lost and held.is_ours()
+
+
+def test_a_lock_that_another_took_over_is_lost_and_its_heart_stops(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.02)
+    with Lock(path) as held:
+        replace_by_anothers(path)
         os.utime(path, (1000, 1000))
-        deadline = time.monotonic() + 10
-        while path.stat().st_mtime < 2000:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: held.lost)
+        time.sleep(0.1)
+        assert path.stat().st_mtime == 1000
+        assert not held.is_ours()
+        path.unlink()  # the successor has ended: it is not ours again
+        assert held.lost and not held.is_ours()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_whose_a_lock_is_can_be_asked_before_the_next_heartbeat(path: Path) -> None:
+    with Lock(path) as held:
+        assert held.is_ours()
+        os.utime(path, (1000, 1000))
+        assert held.is_ours()
+        assert path.stat().st_mtime == 1000  # a question is no heartbeat
+        replace_by_anothers(path)
+        assert not held.lost
+        assert not held.is_ours()
+        assert held.lost
+    owner = lock.read_owner(path)
+    assert owner is not None and owner["token"] == "t1"
+
+
+def test_a_heartbeat_never_reaches_the_lock_of_a_successor(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.02)
+    loads, moved = json.loads, []
+
+    # The takeover comes when the heartbeat has read the lock and has not touched it yet.
+    def take_over(text: str | bytes) -> Any:
+        owner = loads(text)
+        if not moved and threading.current_thread().name == "lock heartbeat":
+            moved.append(True)
+            replace_by_anothers(path)
+            os.utime(path, (1000, 1000))
+        return owner
+
+    with Lock(path) as held:
+        monkeypatch.setattr(json, "loads", take_over)
+        wait_for(lambda: held.lost)
+        assert path.stat().st_mtime == 1000
+
+
+def test_a_lock_that_was_removed_is_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Lock(path) as asked:
+        path.unlink()
+        assert not asked.is_ours() and asked.lost
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.02)
+    with Lock(path) as held:
+        path.unlink()
+        wait_for(lambda: held.lost)
+
+
+def test_a_lock_whose_folder_was_deleted_is_not_anothers(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "lock"
+    path.parent.mkdir()
+    with Lock(path) as held:
+        shutil.rmtree(path.parent)
+        assert held.is_ours() and not held.lost
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EACCES])
+def test_a_file_system_that_does_not_answer_takes_no_lock_away(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.02)
+    asked = []
+
+    def fail(*_: object) -> int:
+        asked.append(True)
+        raise OSError(number, os.strerror(number))
+
+    with Lock(path) as held:
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "open", fail)
+            assert held.is_ours()
+            wait_for(lambda: len(asked) > 3)
+            assert not held.lost
+        # It answers again, and the heart beats on.
+        os.utime(path, (1000, 1000))
+        wait_for(lambda: path.stat().st_mtime > 2000)
+        replace_by_anothers(path)
+        wait_for(lambda: held.lost)
+
+
+@pytest.mark.parametrize("content", ["", "{", "null", "\x00\x00", "[" * 100_000])
+def test_a_lock_that_was_damaged_is_not_anothers(path: Path, content: str) -> None:
+    with Lock(path) as held:
+        path.write_text(content)
+        assert held.is_ours() and not held.lost
 
 
 def test_a_heartbeat_comes_well_before_an_owner_is_believed_dead() -> None:
@@ -311,6 +474,13 @@ def test_an_owner_is_described_with_its_job() -> None:
     owner = {"pid": 12, "host": "n1", "job_id": None}
     assert lock.describe(owner) == "process 12 on n1"
     assert lock.describe({**owner, "job_id": "77"}) == "process 12 on n1, job 77"
+
+
+def test_an_owner_whose_number_means_nothing_here_is_described_so() -> None:
+    here = socket.gethostname()
+    owner = {"pid": 12, "host": here, "pid_namespace": "pid:[1]", "job_id": "77"}
+    assert lock.describe(owner) == f"process 12 on {here} in another PID namespace, job 77"
+    assert lock.describe({**owner, "host": "n1"}) == "process 12 on n1, job 77"
 
 
 def test_a_lock_that_was_taken_away_is_not_anothers_to_remove(path: Path) -> None:

@@ -61,7 +61,7 @@ def job_of(root: Path, cell: RunConfig) -> RankJob:
     prepared = data.prepare(cell.data)
     plan = parallel.make_plan(cell.parallel, cell.data.batch_size, "global", "cpu", 1)
     config.save(cell, RunPaths(root).config)
-    return RankJob(str(root), str(prepared.folder), plan, time.time(), 1, "127.0.0.1", False)
+    return RankJob(str(root), str(prepared.folder), plan, time.monotonic(), 1, "127.0.0.1", False)
 
 
 def run(root: Path, cell: RunConfig) -> Record:
@@ -214,6 +214,11 @@ def test_a_run_that_is_what_was_asked_for_has_no_differences(
         ("optimizer", {"name": "sgd"}, "optimizer: asked for sgd, ran adamw"),
         ("scheduler", {"name": "plateau"}, "asked for ReduceLROnPlateau, ran CosineAnnealingLR"),
         ("parallel", {"name": "ddp"}, "parallel: asked for ddp, ran none"),
+        (
+            "parallel",
+            {"find_unused_parameters": True},
+            "parallel.find_unused_parameters: asked for True, ran False",
+        ),
         ("data", {"image_size": 32}, "image size: asked for 32, 32, ran 64, 64"),
         ("data", {"placement": "host"}, "data.placement: asked for host, ran device"),
     ],

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from amp_sweep.launch import prepare_here
+from amp_sweep import forkserver
+from amp_sweep.launch import NotPrepared, prepare_here
 from amp_sweep.messages import Preparation
 
 
@@ -49,3 +50,29 @@ def test_an_answer_may_come_before_the_start_is_done(monkeypatch: pytest.MonkeyP
     answer = Preparation(problems=["none"])
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: Context(answer))
     assert prepare_here([], set(), lambda *_: None) == answer
+
+
+class Unstarted(Process):
+    """As the same, where the server has ended."""
+
+    def start(self) -> None:
+        raise EOFError("gone")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (-9, "the server that forks processes was killed by SIGKILL, perhaps for want of memory"),
+        (1, "the server that forks processes ended with exit code 1; its own words stand above"),
+        (None, "the preparing process could not be started: EOFError: gone"),
+    ],
+)
+def test_a_server_that_ended_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, code: int | None, said: str
+) -> None:
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: Context(Preparation()))
+    monkeypatch.setattr(f"{__name__}.Process", Unstarted)
+    monkeypatch.setattr(forkserver, "exit_code", lambda _: code)
+    with pytest.raises(NotPrepared) as told:
+        prepare_here([], set(), lambda *_: None)
+    assert str(told.value) == said

@@ -188,6 +188,19 @@ def test_a_terminal_has_bars_and_keeps_the_lines(
     assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")  # the cursor is back
 
 
+def test_a_stop_by_ctrl_z_finds_the_cursor_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with Screen(1) as shown:
+        shown.cell_starts("one", 3)
+        shown.cell_moves(at(1, 10, epochs=3))
+        shown.say("a line")
+        out = capsys.readouterr().out
+    assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")
+
+
 def test_a_terminal_that_is_closed_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     far, near = pty.openpty()
     with os.fdopen(near, "w") as terminal:

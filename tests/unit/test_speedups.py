@@ -49,6 +49,8 @@ def test_auto_keeps_the_threads_of_dp_which_can_do_nothing_else(make: Make) -> N
 def test_auto_captures_a_graph_and_compiles_only_where_that_was_measured_to_pay(make: Make) -> None:
     gloo = make(**AUTO, **HALF, parallel__name="ddp", parallel__backend="gloo")
     assert choose(gloo, "cuda") == speedups.Speedups("off", False, False, True)
+    unused = make(**AUTO, **HALF, parallel__name="ddp", parallel__find_unused_parameters=True)
+    assert choose(unused, "cuda") == speedups.Speedups("off", False, False, True)
     elsewhere = choose(make(**AUTO, **HALF), "cuda", images_on_device=False)
     assert elsewhere == speedups.Speedups(master_weights=True)
 
@@ -83,6 +85,10 @@ def test_what_a_mode_cannot_do_makes_the_cell_invalid_with_the_reason(make: Make
     assert impossible(make(**dp, memory__keep_threads=True), "cuda") is None
     gloo = make(parallel__name="ddp", parallel__backend="gloo", memory__cuda_graph=True)
     assert "gloo" in (impossible(gloo, "cuda") or "")
+    unused = {"parallel__find_unused_parameters": True, "memory__cuda_graph": True}
+    reason = impossible(make(parallel__name="ddp", **unused), "cuda") or ""
+    assert "find_unused_parameters" in reason and "graph" in reason
+    assert impossible(make(**unused), "cuda") is None  # only ddp has it
     pil = make(data__pipeline="pil", memory__cuda_graph=True)
     assert "resident" in (impossible(pil, "cuda") or "")
     assert impossible(make(memory__cuda_graph=True, memory__compile="default"), "cuda") is None

@@ -138,6 +138,30 @@ def test_a_completed_cell_shows_its_figures_whatever_slurm_says(paths: RunPaths)
         )
 
 
+def test_cells_that_differ_in_another_setting_say_in_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, rate in (("a", 0.001), ("b", 0.01)):
+        folder = tmp_path / name
+        folder.mkdir()
+        record.write(
+            RunPaths(folder).record,
+            found(
+                record.PENDING,
+                cell={"parallel": "none", "precision": "fp32", "seed": 0},
+                overrides=[f"optimizer.lr={rate}"],
+                config={"optimizer": {"lr": rate}},
+            ),
+        )
+    status.main([str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "none x fp32, optimizer.lr=0.001 " in printed
+    assert "none x fp32, optimizer.lr=0.01 " in printed
+    status.main([str(tmp_path / "a")])
+    assert "none x fp32 " in capsys.readouterr().out  # alone, it needs no more
+
+
 def test_what_could_not_be_asked_is_said_and_the_cells_are_shown(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

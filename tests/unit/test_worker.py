@@ -29,6 +29,7 @@ from amp_sweep.worker.build import build, outputs_of, rank_seed
 from amp_sweep.worker.compile_ahead import compile_ahead, layers_that_run
 from amp_sweep.worker.honoured import differences
 from amp_sweep.worker.train import Diverged, StopRequest, _checksum, _next_save, run_cell
+from tests.integration.images import make_folder
 
 Make = Callable[..., RunConfig]
 
@@ -53,6 +54,13 @@ class Stubborn(Small):
     def forward(self, images):
         with torch.autocast("cpu", enabled=False):
             return super().forward(images.float())
+
+class Late(Small):
+    "Puts another layer in the place of its last one when it first sees an image."
+    def forward(self, images):
+        if self[-1].bias is not None:
+            self[-1] = nn.Linear(4 * 3 * 3, self[-1].out_features, bias=False)
+        return super().forward(images)
 
 class Chance(Small):
     "Learns what Python's and NumPy's random numbers let it."
@@ -155,7 +163,7 @@ def job_of(root: Path, cell: RunConfig, *, resume: bool = False) -> RankJob:
     current.segments.append({"from_epoch": None})
     config.save(cell, paths.config)
     record.write(paths.record, current)
-    return RankJob(str(root), str(prepared.folder), plan, time.time(), 1, "127.0.0.1", resume)
+    return RankJob(str(root), str(prepared.folder), plan, time.monotonic(), 1, "127.0.0.1", resume)
 
 
 def weights(root: Path, cell: RunConfig, name: str = "final_weights") -> dict[str, torch.Tensor]:
@@ -189,7 +197,7 @@ def test_a_cell_from_its_job_to_its_record(tmp_path: Path, settings: Make) -> No
         *("parallel", "device_type", "device_names", "world_size", "replicas", "autocast_dtype"),
         *("observed_dtypes", "scaler_enabled", "tf32_matmul", "tf32_cudnn", "cudnn_benchmark"),
         *("native_bf16", "memory_format", "compile", "global_batch", "per_device_batch", "steps"),
-        *("train_images", "test_images", "data_digest", "image_size"),
+        *("train_images", "test_images", "data_digest", "code_digest", "image_size"),
     }
     assert set(found.epochs[0]) >= {
         *("epoch", "train_loss", "test_accuracy", "lr", "train_time_s", "images_per_s")
@@ -312,6 +320,69 @@ def test_a_damaged_last_checkpoint_costs_only_the_steps_since_the_one_before(
     assert same_weights(weights(whole, cell), weights(parts, cell))
     notes = record.read(paths.record).notes
     assert sum(str(paths.last_checkpoint) in note for note in notes) == 1
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_an_edited_network_is_trained_from_the_start_in_place_of_a_resume(
+    tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch, edited: bool
+) -> None:
+    file = tmp_path / f"network_that_is_edited_{edited}.py"
+    file.write_text(NETWORKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    cell = settings(model__name=f"{file.stem}:Small")
+    root = tmp_path / "run"
+    run(root, cell, stop=StopAt(8))
+    before = record.read(RunPaths(root).record).effective["code_digest"]
+    if edited:
+        file.write_text(NETWORKS.replace("0.2", "0.9"))
+    assert run(root, cell, resume=True) == record.COMPLETED
+    done = record.read(RunPaths(root).record)
+    assert (done.effective["code_digest"] != before) == edited
+    assert done.segments[-1]["from_epoch"] == (0 if edited else 1)
+    words = f"started over: the code of {file.stem}:Small has changed since the checkpoint"
+    assert sum(note.startswith(words) for note in done.notes) == edited
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_images_that_have_changed_are_trained_on_from_the_start_in_place_of_a_resume(
+    tmp_path: Path, settings: Make, changed: bool
+) -> None:
+    folder = tmp_path / "images"
+    make_folder(folder, 50, 8, size=8)
+    cell = settings(
+        data__name="imagefolder",
+        data__root=str(folder),
+        data__train_images=None,
+        data__test_images=None,
+        data__classes=None,
+        data__source_size=None,
+    )
+    root = tmp_path / "run"
+    run(root, cell, stop=StopAt(8))
+    before = record.read(RunPaths(root).record).effective["data_digest"]
+    if changed:
+        image = folder / "train" / "dark" / "0000.jpg"
+        image.write_bytes((folder / "train" / "light" / "0001.jpg").read_bytes())
+    assert run(root, cell, resume=True) == record.COMPLETED
+    done = record.read(RunPaths(root).record)
+    assert (done.effective["data_digest"] != before) == changed
+    assert done.segments[-1]["from_epoch"] == (0 if changed else 1)
+    words = "started over: the images have changed since the checkpoint"
+    assert sum(note.startswith(words) for note in done.notes) == changed
+
+
+def test_a_checkpoint_that_does_not_tell_its_code_and_images_is_gone_on_from(
+    tmp_path: Path, settings: Make
+) -> None:
+    cell = settings()
+    root = tmp_path / "run"
+    run(root, cell, stop=StopAt(8))
+    last = RunPaths(root).last_checkpoint
+    state = checkpoint.load(last, config.fingerprint(cell))
+    del state["code_digest"], state["data_digest"]
+    checkpoint.save(last, state)
+    assert run(root, cell, resume=True) == record.COMPLETED
+    assert record.read(RunPaths(root).record).segments[-1]["from_epoch"] == 1
 
 
 # ------------------------------------------------------------------ random numbers of others
@@ -546,6 +617,13 @@ def test_a_network_that_computes_in_another_format_is_invalid(
     )
     with pytest.raises(Invalid, match="computed in float32, requested was bfloat16"):
         run(tmp_path / "run", cell)
+
+
+def test_weights_that_come_in_the_forward_pass_are_invalid_since_nothing_trains_them(
+    tmp_path: Path, settings: Make, module: str
+) -> None:
+    with pytest.raises(Invalid, match=r"5\.weight was made in the forward pass"):
+        run(tmp_path / "run", settings(model__name=f"{module}:Late"))
 
 
 def test_a_loss_that_stays_infinite_is_divergence(
