@@ -374,7 +374,7 @@ def test_two_sweeps_started_together_train_each_cell_once(faulty: CommandLine, w
     if prefix and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a host name of its own needs root")
     cells = ("-m", "seed=0,1,2", *FAULTY)
-    slow = faulty.with_environment(SLOW="0.02")
+    slow = faulty.with_environment(SLOW="0.04")
     processes = [slow.popen(*cells), slow.popen(*cells, prefix=prefix)]
     outs = [process.communicate(timeout=120)[0] for process in processes]
     # The one that is done first cannot wait for the other: it says who trains what is left.
