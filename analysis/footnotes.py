@@ -55,7 +55,7 @@ def _of_run(row: Row) -> list[str]:
     if (row["segments"] or 0) > 1:
         found.append("stitched: interrupted and resumed, so its times are those of several parts")
     if _noted(row, "paused"):
-        found.append("paused: stopped for a while as it trained, and its times count that")
+        found.append("paused: stood still for a while as it trained, and its times count that")
     if _contended(row):
         found.append("contended: other processes used the device during the run")
     if row["native_bf16"] is False and row["autocast_dtype"] == "bfloat16":
@@ -89,7 +89,7 @@ def timing_flaws(done: Sequence[Row]) -> tuple[str, ...]:
     if stitched:
         found.append(f"stitched: {_some(stitched, done)} interrupted and resumed")
     if paused := sum(_noted(row, "paused") for row in done):
-        found.append(f"paused: {_some(paused, done)} stopped for a while")
+        found.append(f"paused: {_some(paused, done)} halted for a while")
     if busy := sum(_contended(row) for row in done):
         found.append(f"contended: {_some(busy, done)} disturbed by other processes")
     if any(len(set(items(row["device_names"]))) > 1 for row in done):

@@ -260,7 +260,7 @@ def _conclude(
     if verdict.note is not None:
         final.note(verdict.note)
     if paused_s:
-        final.note(f"paused: stopped for {record.duration(paused_s)} while it trained")
+        final.note(f"paused: stood still for {record.duration(paused_s)} while it trained")
     segment = final.segments[-1]
     # Of the machine that trained it: this one may be another.
     final.effective["native_bf16"] = segment.get("native_bf16")

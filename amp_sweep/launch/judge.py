@@ -18,7 +18,7 @@ class Watched:
     exitcodes: dict[int, int | None] = field(default_factory=dict)
     stopped: bool = False  # we asked the ranks to save and stop
     stalled: bool = False  # no progress: we killed them
-    paused_s: float = 0.0  # in which all stood still while the ranks were to train
+    paused_s: float = 0.0  # in which nothing moved while the ranks were to train
     oom_kills: int = 0  # by the kernel, on this machine, while the cell ran
     agent_error: str | None = None
     agent_lost: bool = False  # the process that starts the ranks was killed: they went with it

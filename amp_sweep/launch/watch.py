@@ -21,7 +21,8 @@ from amp_sweep.paths import RunPaths
 POLL_S = 0.05
 # After the first rank has ended badly, or all were told to stop, the others get this long.
 GRACE_S = 5.0
-# A wait of POLL_S that takes so much longer: all of us were stopped (Ctrl-Z, a suspended job).
+# A look around that takes so much longer than POLL_S: all of us were stopped (Ctrl-Z, a suspended
+# job), or the file system stood still.
 PAUSED_S = 3.0
 # No time of a record is after the year 9999.
 MAX_TIME_S = 253_402_300_799
@@ -66,23 +67,22 @@ def watch(
     last_sign, last_values = time.monotonic(), None
     deadline: float | None = None  # when the ranks that are left are killed
     agent.start()
-    while True:
-        asked = time.monotonic()
-        if not agent.runs(POLL_S):
-            break
-        paused_s = time.monotonic() - asked - POLL_S
+    awake = time.monotonic()
+    while agent.runs(POLL_S):
         seen.endings |= read_endings(paths)
         pids = {r: int(e["pid"]) for r, e in seen.endings.items() if r in own}
         values = record.read_object(paths.progress)
-        if values is not None and values != last_values:
-            last_sign, last_values = time.monotonic(), values
-            report(values)
-
+        paused_s = time.monotonic() - awake - POLL_S
         if paused_s > PAUSED_S:
             last_sign += paused_s
             deadline = None if deadline is None else deadline + paused_s
             if not any(ending.get("trained") for ending in seen.endings.values()):
                 seen.paused_s += paused_s
+        if values is not None and values != last_values:
+            last_sign, last_values = time.monotonic(), values
+            report(values)  # it may wait for who reads the screen, and the ranks do not
+        awake = time.monotonic()
+
         if lock is not None and (lock.lost or (paused_s > PAUSED_S and not lock.is_ours())):
             _signal(pids.values(), signal.SIGKILL)
             agent.end()

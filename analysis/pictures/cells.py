@@ -22,7 +22,7 @@ Row = dict[str, Any]
 # The marks of disturbed times, as `Cell.flaw_names` has them.
 MARKS = {
     "contended": "other processes used the device, so its time and speed decide nothing",
-    "paused": "stopped for a while as it trained, so its time and speed decide nothing",
+    "paused": "halted for a while as it trained, so its time and speed decide nothing",
     "stitched": "interrupted and resumed, so its time and speed decide nothing",
     "mixed hardware": "on unlike machines or devices, so its time and speed decide nothing",
 }

@@ -162,7 +162,7 @@ def test_disturbed_times_have_no_verdict_and_say_why(make_matrix: Make) -> None:
                 ("none", "autocast"): {"metrics": {"images_per_s": 4000.0 + seed}},
                 ("none", "scaler"): {"segments": 2 if seed == 1 else 1},
                 ("dp", "fp32"): {"metrics": {"contended": True, "images_per_s": 9000.0}},
-                ("dp", "autocast"): {"notes": ("paused: stopped for 9.0 s while it trained",)},
+                ("dp", "autocast"): {"notes": ("paused: stood still for 9.0 s while it trained",)},
                 ("dp", "scaler"): {"environment": {"cpu": f"CPU {seed}"}},
                 ("ddp", "fp32"): {"environment": {"cpu": "AMD"}},
                 ("ddp", "scaler"): {"effective": {"device_names": ["A", "B"]}},
@@ -174,7 +174,7 @@ def test_disturbed_times_have_no_verdict_and_say_why(make_matrix: Make) -> None:
     assert reasons["none", "autocast"] == ""
     assert reasons["none", "scaler"] == "stitched: 1 of 3 runs were interrupted and resumed"
     assert reasons["dp", "fp32"] == "contended: 3 of 3 runs were disturbed by other processes"
-    assert reasons["dp", "autocast"] == "paused: 3 of 3 runs were stopped for a while"
+    assert reasons["dp", "autocast"] == "paused: 3 of 3 runs were halted for a while"
     assert reasons["dp", "scaler"] == "mixed hardware: CPU 0 and CPU 1 and CPU 2"
     assert reasons["ddp", "fp32"] == "mixed hardware: AMD against Intel Xeon"
     for at in (("none", "scaler"), ("dp", "fp32"), ("ddp", "fp32")):
