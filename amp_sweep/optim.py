@@ -52,16 +52,20 @@ def build_optimizer(
 
 
 def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`load_state_dict`, but a learning rate that is a tensor stays that tensor.
+    """`load_state_dict`, but how the optimizer runs here stays: it may have been without a graph.
 
-    PyTorch puts the checkpoint's in its place, which lies on the CPU: a captured step would read it
-    once, and train on with that rate whatever the schedule fills in.
+    PyTorch puts the checkpoint's learning rate in the place of ours, on the CPU: a captured step
+    would read it once, and train on with that rate whatever the schedule fills in.
     """
-    rates = [group["lr"] for group in optimizer.param_groups]
+    ways: list[dict[str, Any]] = [
+        {name: group[name] for name in ("lr", "capturable", "fused") if name in group}
+        for group in optimizer.param_groups
+    ]
     optimizer.load_state_dict(state)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        if isinstance(rate, Tensor):
-            group["lr"] = rate.fill_(float(group["lr"]))
+    for group, way in zip(optimizer.param_groups, ways, strict=True):
+        rate = float(group["lr"])
+        group.update(way)
+        group["lr"] = way["lr"].fill_(rate) if isinstance(way["lr"], Tensor) else rate
 
 
 def build_scheduler(

@@ -50,6 +50,8 @@ class _Lasting:
     def _dropped_at_the_end(self) -> Iterator[None]:
         try:
             yield
+        except BlockingIOError:
+            pass  # a slow reader of a pipe that does not wait: he misses this, and may go on
         except OSError:
             # For all who write there: the table's process, and Python's last flush as it ends.
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -135,9 +135,32 @@ def test_a_rate_that_a_graph_reads_stays_the_same_tensor_over_a_restart(
     for _ in range(2):
         optim.step_scheduler(scheduler, 1.0)
     assert optimizer.param_groups[0]["lr"] is rate and float(rate) == pytest.approx(0.025)
-    plain = optim.build_optimizer([nn.Parameter(torch.zeros(1))], config, torch.device("cpu"))
-    optim.restore(plain, built(0.25).state_dict())
-    assert optim.current_lr(plain) == 0.25
+
+
+@pytest.mark.parametrize("config", [ADAMW, SGD])
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_restart_with_a_graph_or_without_one_runs_as_it_was_built(
+    config: OptimizerConfig, in_graph: bool
+) -> None:
+    def built(lr: float, in_graph: bool) -> torch.optim.Optimizer:
+        weights = [nn.Parameter(torch.ones(1))]
+        cpu = torch.device("cpu")
+        return optim.build_optimizer(weights, replace(config, lr=lr), cpu, in_graph=in_graph)
+
+    before, after = built(0.25, not in_graph), built(0.5, in_graph)
+    (weight,) = before.param_groups[0]["params"]
+    weight.grad = torch.ones(1)
+    before.step()
+    flags = {name: after.param_groups[0].get(name) for name in ("capturable", "fused")}
+    optim.restore(after, before.state_dict())
+    (group,) = after.param_groups
+    assert {name: group.get(name) for name in flags} == flags
+    assert isinstance(group["lr"], torch.Tensor) is in_graph and optim.current_lr(after) == 0.25
+    assert group["weight_decay"] == config.weight_decay
+    (own,) = after.param_groups[0]["params"]
+    own.grad = torch.ones(1)
+    after.step()
+    assert float(own.detach()) < 1
 
 
 def updated(config: OptimizerConfig, start: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:

@@ -1,5 +1,6 @@
 """What a person sees while a sweep runs."""
 
+import contextlib
 import os
 import pty
 import types
@@ -214,6 +215,25 @@ def test_a_terminal_that_is_closed_ends_nothing(monkeypatch: pytest.MonkeyPatch)
             shown.warn("on standard error")
         # Whoever else holds it can write, too.
         assert os.write(near, b"a table") == 7
+
+
+def test_a_slow_reader_of_a_pipe_that_does_not_wait_misses_a_part_and_not_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, into = os.pipe()
+    os.set_blocking(into, False)
+    with os.fdopen(into, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        shown = Screen(1)
+        for _ in range(50):
+            shown.say("x" * 10_000)
+        os.set_blocking(out, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(out, 1 << 16):
+                pass
+        shown.say("later")
+    with os.fdopen(out) as reader:
+        assert reader.read().endswith("later\n")
 
 
 def test_a_log_on_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
