@@ -90,16 +90,25 @@ def _too_late(cell: Cell, found: Record | None) -> list[str]:
     ]
 
 
-def _changed_code(cell: Cell, found: Record | None) -> list[str]:
-    """The person's own callables of a cell whose code is known not to be what its run had."""
+def _changed_code(
+    cell: Cell, found: Record | None, digests: dict[tuple[str, ...], str | None]
+) -> tuple[str, ...]:
+    """The person's own callables of a cell whose code is known not to be what its run had.
+
+    digests: of the callables that were looked at before; a package's files are read once.
+    """
     before = found.effective.get("code_digest") if found else None
-    own = source.own_callables(cell.config) if before is not None else []
-    now = source.code_digest(own)
-    return own if now is not None and now != before else []
+    if before is None:
+        return ()
+    own = tuple(source.own_callables(cell.config))
+    if own not in digests:
+        digests[own] = source.code_digest(own)
+    return own if digests[own] not in (None, before) else ()
 
 
 def announce(done: list[Cell], screen: Screen) -> None:
     """Say which cells are left as they are, and what is asked for in vain."""
+    digests: dict[tuple[str, ...], str | None] = {}
     for cell in done:
         found = read(cell)
         status = found.status if found else record.COMPLETED
@@ -108,7 +117,7 @@ def announce(done: list[Cell], screen: Screen) -> None:
             screen.warn(
                 f"{', '.join(ignored)}: not of what was trained before; force=true trains it again"
             )
-        if changed := _changed_code(cell, found):
+        if changed := _changed_code(cell, found, digests):
             screen.warn(
                 f"the code of {' and '.join(changed)} has changed since {cell.root.name} was "
                 "trained; force=true trains it anew"
@@ -117,13 +126,14 @@ def announce(done: list[Cell], screen: Screen) -> None:
 
 def print_plan(cells: list[Cell], invalid: dict[Path, str | None] | None, screen: Screen) -> None:
     """Say what the same command would do with each cell; `invalid` is why one cannot run here."""
+    digests: dict[tuple[str, ...], str | None] = {}
     width = max([32, *(len(cell.label) for cell in cells if cell.apart)])
     for cell in cells:
         found = read(cell)
         reason = (invalid or {}).get(cell.root)
         if is_kept(cell):
             what = f"skip: {found.status if found else ''} before"
-            if changed := _changed_code(cell, found):
+            if changed := _changed_code(cell, found, digests):
                 what += f"; the code of {' and '.join(changed)} has changed since"
         elif reason:
             what = f"not possible here: {reason}"

@@ -6,9 +6,6 @@ from typing import Any
 
 from amp_sweep import record
 
-# Overrides that say how a sweep is run and never what is measured.
-NO_AXIS = frozenset({"name", "outputs", "force", "plan", "launch", "hydra"})
-
 # Settings that a run's label tells anyway.
 IN_LABEL = frozenset({"parallel.name", "precision.name", "seed"})
 
@@ -29,7 +26,7 @@ def told_apart(runs: Sequence[tuple[Sequence[str], dict[str, Any]]]) -> list[str
 
     told: list[dict[str, str]] = [{} for _ in runs]
     for axis, typed in _typed([overrides for overrides, _ in runs]).items():
-        # What `track` or `measure` say changes no result.
+        # What `launch` or `track` say changes no result.
         changes = axis == "experiment" or axis.split(".")[0] not in record.NOT_IDENTITY
         if axis in IN_LABEL or not changes:
             continue
@@ -56,7 +53,7 @@ def _typed(overrides: Sequence[Sequence[str]]) -> dict[str, list[str | None]]:
         {
             name.strip(): value.strip()
             for name, equals, value in (str(one).lstrip("+").partition("=") for one in found)
-            if equals and name.split(".")[0].split("/")[0].strip() not in NO_AXIS
+            if equals
         }
         for found in overrides
     ]

@@ -40,10 +40,10 @@ def test_each_closed_stream_gets_its_own_number(tmp_path: Path, how: str) -> Non
     assert (tmp_path / "told").read_text() == "0 1 2 0\n"
 
 
-def without(how: str, command: CommandLine, module: str, *arguments: str) -> tuple[int, str]:
-    """The exit code of a command with streams closed, and what came on standard error."""
+def without_output(command: CommandLine, module: str, *arguments: str) -> tuple[int, str]:
+    """The exit code of a command with its output closed, and what came on standard error."""
     done = subprocess.run(
-        ["sh", "-c", how, "sh", sys.executable, "-m", module, *arguments],
+        ["sh", "-c", CLOSED, "sh", sys.executable, "-m", module, *arguments],
         cwd=command.folder,
         env=command.environment,
         stderr=subprocess.PIPE,
@@ -56,13 +56,12 @@ def without(how: str, command: CommandLine, module: str, *arguments: str) -> tup
 
 @pytest.mark.slow
 def test_every_command_does_its_work_in_silence(command: CommandLine) -> None:
-    how = CLOSED
-    assert without(how, command, "amp_sweep.train", *SMALL, "plan=true") == (0, "")
-    assert without(how, command, "amp_sweep.train", *SMALL) == (0, "")
+    assert without_output(command, "amp_sweep.train", *SMALL, "plan=true") == (0, "")
+    assert without_output(command, "amp_sweep.train", *SMALL) == (0, "")
     assert command.only_record().status == record.COMPLETED
     table = command.folder / "outputs/matrix/tables/comparison.md"
     assert table.is_file()
     table.unlink()
     for module in ("amp_sweep.evaluate", "amp_sweep.status", "amp_sweep.explain", "analysis"):
-        assert without(how, command, module, "outputs/matrix") == (0, ""), module
+        assert without_output(command, module, "outputs/matrix") == (0, ""), module
     assert table.is_file()

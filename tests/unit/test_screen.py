@@ -43,6 +43,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     return made
 
 
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard output is taken for a terminal."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0.2, "1 s"), (1.4, "1 s"), (59.4, "59 s"), (60, "1 m 00 s"), (3725, "1 h 02 m 05 s")],
@@ -171,10 +178,8 @@ def test_preparing_says_when_it_is_done(
 
 
 def test_a_terminal_has_bars_and_keeps_the_lines(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], terminal: None
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
     with Screen(2) as shown:
         shown.preparing("decoding train", 1, 2)
         shown.preparing("decoding train", 2, 2)
@@ -190,10 +195,8 @@ def test_a_terminal_has_bars_and_keeps_the_lines(
 
 
 def test_a_stop_by_ctrl_z_finds_the_cursor_shown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], terminal: None
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
     with Screen(1) as shown:
         shown.cell_starts("one", 3)
         shown.cell_moves(at(1, 10, epochs=3))
