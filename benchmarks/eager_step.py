@@ -35,13 +35,15 @@ def measure(settings: RunConfig, pairs: int, steps: int) -> Ratio:
 
         def bare() -> None:
             optimizer, scaler = trainer.optimizer, trainer.scaler
-            for _ in range(steps):
-                with autocast():
-                    loss = F.cross_entropy(network(images), labels)
-                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-                scaler.step(optimizer)
-                scaler.update()
-                optimizer.zero_grad(set_to_none=True)
+            # PyTorch's default, which the cell changes for a rank of one device.
+            with torch.autograd.set_multithreading_enabled(True):
+                for _ in range(steps):
+                    with autocast():
+                        loss = F.cross_entropy(network(images), labels)
+                    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                    scaler.step(optimizer)
+                    scaler.update()
+                    optimizer.zero_grad(set_to_none=True)
 
         def whole() -> None:
             engine.train_epoch(trainer, cell.train, rows, clock, cell.devices)

@@ -98,8 +98,9 @@ def _on_cuda(
     batches = [fetch() for _ in range(STEPS)]
     step(batches[0])
     synchronize(devices)
-    # Without the host's side: it would only slow the launches, and kernels are all we read.
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    # Without the host's side: it would only slow the launches, and kernels are all we read. Some
+    # releases of PyTorch warn of what follows a first cycle, unless told to keep all.
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         for batch in batches:
             step(batch)
         synchronize(devices)

@@ -141,6 +141,9 @@ def build(job: RankJob, paths: RunPaths, ranks: parallel.Ranks) -> Cell:
     precision.set_tf32(settings.precision.tf32)
 
     devices = parallel.rank_devices(plan, ranks.local_rank)
+    # Autograd has a thread for each GPU, which serves a rank of several. With one GPU, handing each
+    # backward pass over to another thread only keeps the host, and the GPU waits for that.
+    torch.autograd.set_multithreading_enabled(len(devices) > 1)
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
     memory.reset_peaks(devices)

@@ -114,7 +114,8 @@ def test_the_input_of_resident_images_is_one_kernel(size: int, channels_last: bo
     rows = torch.tensor([7, 49, 7, 0, 12], device="cuda")
     expected, expected_labels = operations(split, rows)
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    # Some releases of PyTorch warn of what follows a first cycle, unless told to keep all.
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         images, labels = split.to_input(Raw(rows, None))
         torch.cuda.synchronize()
     events = profiler.profiler.kineto_results.events()

@@ -433,6 +433,16 @@ def test_compiling_ahead_leaves_the_random_numbers_that_a_network_draws_itself(
     cell.test.close()
 
 
+def test_a_rank_of_one_device_runs_its_backward_passes_in_its_own_thread(
+    tmp_path: Path, settings: Make
+) -> None:
+    with torch.autograd.set_multithreading_enabled(True):
+        cell = build(job_of(tmp_path, settings()), RunPaths(tmp_path), Ranks(0, 0, 1))
+        assert not torch._C._is_multithreading_enabled()
+    cell.train.close()
+    cell.test.close()
+
+
 class Wrapped(nn.Linear):
     """A layer of a person's own around PyTorch's."""
 
