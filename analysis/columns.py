@@ -122,6 +122,7 @@ TAIL: dict[str, str] = {
     "devices": INT,
     "epochs_done": INT,
     "segments": INT,
+    "stitched": FLAG,
     "started_at": TEXT,
     "ended_at": TEXT,
     "error_type": TEXT,

@@ -52,7 +52,7 @@ def _of_run(row: Row) -> list[str]:
             f"input-bound: the device waits for its input more than {INPUT_BOUND_FRAC:.0%} of "
             "the time, which hides what parallelism and precision change"
         )
-    if (row["segments"] or 0) > 1:
+    if row["stitched"]:
         found.append("stitched: interrupted and resumed, so its times are those of several parts")
     if _noted(row, "paused"):
         found.append("paused: stood still for a while as it trained, and its times count that")
@@ -85,8 +85,7 @@ def of_missing(row: Row) -> str:
 def timing_flaws(done: Sequence[Row]) -> tuple[str, ...]:
     """Why the times of a cell's completed runs decide nothing, in words."""
     found = []
-    stitched = sum((row["segments"] or 0) > 1 for row in done)
-    if stitched:
+    if stitched := sum(row["stitched"] is True for row in done):
         found.append(f"stitched: {_some(stitched, done)} interrupted and resumed")
     if paused := sum(_noted(row, "paused") for row in done):
         found.append(f"paused: {_some(paused, done)} halted for a while")

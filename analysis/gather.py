@@ -32,6 +32,7 @@ HEAD = (
     "schema_version",
     "epochs_done",
     "segments",
+    "stitched",
     "started_at",
     "ended_at",
 )
@@ -220,7 +221,7 @@ def _fit(pool: list[Any], shape: Any, numbers: list[list[int]], values: list[lis
         wanted = list if name in ("notes", "overrides") else dict
         if any(type(pool[number]) is not wanted for number in set(column)):
             return False
-    kinds = (str, str, str, int, int, int)  # as HEAD has them; the times may be anything
+    kinds = (str, str, str, int, int, int, bool)  # as HEAD has them; the times may be anything
     columns = list(zip(*values, strict=True))
     if any(set(map(type, one)) != {kind} for one, kind in zip(columns, kinds, strict=False)):
         return False
@@ -269,11 +270,21 @@ def _compact(stamp: cache.Stamp, file: str, pool: Pool) -> Run:
             found.schema_version,
             len(found.epochs),
             len(found.segments),
+            _stitched(found.segments),
             first.get("started_at"),
             last.get("ended_at"),
             *found.metrics.values(),
         ],
     )
+
+
+def _stitched(segments: Sequence[dict[str, Any]]) -> bool:
+    """Whether the figures are of several segments: a run that began anew, as one does that was
+    killed before its first checkpoint, has them from its last segment alone.
+    """
+    if len(segments) < 2:
+        return False
+    return (segments[-1].get("from_epoch"), segments[-1].get("from_step")) != (0, 0)
 
 
 def _nothing_in(directory: Path) -> str:

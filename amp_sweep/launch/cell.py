@@ -115,6 +115,7 @@ def run_cell(
                 "started_at": _written(time.time()),
                 "ended_at": None,
                 "from_epoch": None,
+                "from_step": None,
                 "to_epoch": None,
                 "device": hardware.device_names[0],
                 "native_bf16": hardware.native_bf16(plan.replicas // plan.nodes),

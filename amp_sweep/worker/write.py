@@ -56,7 +56,7 @@ class Writer:
                 current.note("no effect here: bfloat16 has float32's range and needs no scaler")
             current.effective = self._effective()
             current.epochs = progress.epochs
-            current.segments[-1]["from_epoch"] = progress.epoch
+            current.segments[-1] |= {"from_epoch": progress.epoch, "from_step": progress.step}
             self._tracker.begin(current)
 
     @contextlib.contextmanager

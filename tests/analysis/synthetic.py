@@ -98,7 +98,7 @@ def write_run(
     environment: dict[str, Any] | None = None,
     notes: tuple[str, ...] = (),
     error: dict[str, Any] | None = None,
-    segments: int = 1,
+    segments: int | list[dict[str, Any]] = 1,
     ended_at: Any = "2026-01-01T00:00:00+00:00",
 ) -> Path:
     """Write one run into a sweep directory below `root`; returns the run's directory."""
@@ -116,6 +116,7 @@ def write_run(
     found = effective_of(parallel, status, gpu) | (effective or {})
     started = bool(found)
     torch = {"torch": "2.14.1", "cuda": "13.0" if gpu else None, "cpu": "Intel Xeon"}
+    parts = [{}] * segments if isinstance(segments, int) else segments
     run = record.Record(
         name=sweep,
         fingerprint=config.fingerprint(asked),
@@ -134,7 +135,7 @@ def write_run(
         | (metrics or {}),
         environment=({**torch, "git_commit": "abcdef0123456"} if started else {})
         | (environment or {}),
-        segments=[{"ended_at": ended_at}] * segments if started else [],
+        segments=[{"ended_at": ended_at, **part} for part in parts] if started else [],
         notes=list(notes),
         error=error,
     )

@@ -295,7 +295,8 @@ def test_a_stopped_and_resumed_run_ends_bit_for_bit_as_one_that_was_not(
     assert one.metrics["test_accuracy"] == two.metrics["test_accuracy"]
     assert one.metrics["scaler_final_scale"] == two.metrics["scaler_final_scale"]
     assert one.metrics["optimizer_steps"] == two.metrics["optimizer_steps"] == 24
-    assert [s["from_epoch"] for s in two.segments] == [0, step // 6]
+    begun = [(segment["from_epoch"], segment["from_step"]) for segment in two.segments]
+    assert begun == [(0, 0), divmod(step, 6)]
     assert same_weights(weights(whole, cell), weights(parts, cell))
     for table in ("epochs", "steps"):
         columns = ("epoch", "step", "train_loss", "lr", "scale", "test_accuracy")
@@ -338,7 +339,8 @@ def test_an_edited_network_is_trained_from_the_start_in_place_of_a_resume(
     assert run(root, cell, resume=True) == record.COMPLETED
     done = record.read(RunPaths(root).record)
     assert (done.effective["code_digest"] != before) == edited
-    assert done.segments[-1]["from_epoch"] == (0 if edited else 1)
+    begun = done.segments[-1]["from_epoch"], done.segments[-1]["from_step"]
+    assert begun == ((0, 0) if edited else (1, 2))
     words = f"started over: the code of {file.stem}:Small has changed since the checkpoint"
     assert sum(note.startswith(words) for note in done.notes) == edited
 
