@@ -119,7 +119,8 @@ def figures_of(article: Table, written: list[Table]) -> dict[str, set[str]]:
     judged = Counter(claim.verdict for claim in claims.check(article))
     found["claims"] = {
         f"Of its {judged.total()} claims on these cells {judged[HELD]} held, "
-        f"{judged[NOT_HELD]} did not, {judged[NOT_DECIDED]} are not decided."
+        f"{judged[NOT_HELD]} did not, {judged[NOT_DECIDED]} "
+        f"{'is' if judged[NOT_DECIDED] == 1 else 'are'} not decided."
     }
     return found
 
