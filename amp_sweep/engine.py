@@ -1,14 +1,14 @@
 """One training step and one evaluation for all cells."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from amp_sweep.data import Raw, Split
-from amp_sweep.graph import StepGraph
+from amp_sweep.graph import Step, StepGraph
 from amp_sweep.measure import StepClock, StepTimes, synchronize
 from amp_sweep.precision import ClassifierLoss
 
@@ -64,6 +64,34 @@ class _Values:
         return torch.cat([*self._joined, *self._values]).float()
 
 
+class _KernelByKernel:
+    """Repeats a step over batches, launched anew each time: what a `StepGraph` does in one call."""
+
+    def __init__(self, split: Split, clock: StepClock, device: torch.device) -> None:
+        self._split = split
+        self._clock = clock
+        self._losses, self._scales = _Values(device), _Values(device)
+        self._batches: Iterator[Raw] = iter(())
+
+    def load(self, indices: Tensor) -> None:
+        """Begin with the first row of `indices` [steps, b], on the CPU."""
+        self._batches = self._split.batches(indices)
+
+    def run(self, step: Step) -> None:
+        """The next row's step."""
+        raw = next(self._batches)
+        self._clock.batch_there()
+        loss, scale = step(raw)
+        self._losses.add(loss)
+        if scale is not None:
+            self._scales.add(scale)
+
+    def results(self, _steps: int) -> tuple[Tensor, Tensor]:
+        """Losses and scales since `load`, both [steps]."""
+        losses, scales = self._losses.joined(), self._scales.joined()
+        return losses, scales if len(scales) else torch.ones_like(losses)
+
+
 def train_step(trainer: Trainer, images: Tensor, labels: Tensor) -> Tensor:
     """One update; the mean loss of the batch [1], still on the device."""
     loss: Tensor = trainer.loss(images, labels)
@@ -95,51 +123,36 @@ def train_epoch(
     before the end, except after the first step where its time is asked for.
     """
     steps = len(indices)
-    graph = trainer.graph
-    losses, scales = _Values(devices[0]), _Values(devices[0])
+    enabled = trainer.scaler.is_enabled()
+    stepper = trainer.graph or _KernelByKernel(split, clock, devices[0])
     trainer.loss.train()
 
     def step(raw: Raw) -> tuple[Tensor, Tensor | None]:
         images, labels = split.to_input(raw)
-        if graph is None:
+        if trainer.graph is None:  # nothing within a graph can be timed
             clock.input_ready()
         loss = train_step(trainer, images, labels)
         # The scale itself, without a read-back.
-        return loss, trainer.scaler.scale(trainer.one) if trainer.scaler.is_enabled() else None
+        return loss, trainer.scaler.scale(trainer.one) if enabled else None
 
-    if graph is not None:
-        graph.load(indices)
+    stepper.load(indices)
     synchronize(devices)
     first_step_s = None
     done = 0
     started = time.perf_counter()
     clock.start_epoch()
-    batches = split.batches(indices) if graph is None else iter(())
     while done < steps and go_on(done):
-        if graph is None:
-            raw = next(batches)
-            clock.batch_there()
-            loss, scale = step(raw)
-            losses.add(loss)
-            if scale is not None:
-                scales.add(scale)
-        else:  # batch and input are parts of the graph, in which nothing can be timed
-            graph.run(lambda rows: step(Raw(rows, None)))
+        stepper.run(step)
         clock.step_done()
         done += 1
         if time_first_step and done == 1:
             synchronize(devices)
             first_step_s = time.perf_counter() - started
     synchronize(devices)
-    if graph is not None:
-        loss_values, scale_values = graph.results(done)
-    else:
-        loss_values = losses.joined()
-        enabled = trainer.scaler.is_enabled()
-        scale_values = scales.joined() if enabled else torch.ones_like(loss_values)
+    losses, scales = stepper.results(done)
     return EpochSteps(
-        losses=loss_values,
-        scales=scale_values,
+        losses=losses,
+        scales=scales,
         time_s=time.perf_counter() - started,
         times=clock.epoch_times(),
         first_step_s=first_step_s,
