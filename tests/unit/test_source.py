@@ -50,6 +50,61 @@ def test_a_digest_is_that_of_the_files_of_ones_own_module(
     assert source.code_digest([name]) not in (first, None)
 
 
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("net", "imports", "beside"),
+    [
+        ("net", "import digest_blocks", "digest_blocks.py"),
+        ("net", "def late():\n    import digest_blocks as b, os", "digest_blocks.py"),
+        ("net", "from digest_pack.inner import Block", "digest_pack/other.py"),
+        ("net", "from digest_spread import blocks", "digest_spread/blocks.py"),
+        ("net", "import digest_spread.deep.blocks", "digest_spread/deep/blocks.py"),
+        ("net", "import digest_between", "digest_last.py"),
+        ("digest_pack.net", "import digest_blocks", "digest_blocks.py"),
+        ("digest_spread.net", "from . import blocks", "digest_spread/blocks.py"),
+        ("digest_spread.deep.net", "from ..blocks import Block", "digest_spread/blocks.py"),
+    ],
+)
+def test_what_ones_own_module_imports_from_beside_it_counts_too(
+    folder: Path, net: str, imports: str, beside: str
+) -> None:
+    name = f"{net}:Net"
+    write(folder, {"digest_pack/__init__.py": "", "digest_between.py": "import digest_last"})
+    write(folder, {f"{net.replace('.', '/')}.py": imports, beside: "a = 1\n"})
+    first = source.code_digest([name])
+    copy = source.snapshot([name], folder / "copies")
+    assert (copy / beside).read_text() == "a = 1\n"
+    write(folder, {"digest_unused.py": "a = 1\n"})
+    assert source.code_digest([name]) == first
+    write(folder, {beside: "a = 2\n"})
+    assert source.code_digest([name]) not in (first, None)
+    assert source.snapshot([name], folder / "copies") != copy
+
+
+def test_what_is_installed_and_what_is_ours_is_not_ones_own_code(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = folder / ".venv" / "site-packages"
+    write(installed, {"digest_installed.py": "", "digest_too.py": ""})
+    monkeypatch.syspath_prepend(installed)
+    text = "import json, torch, digest_installed, amp_sweep.models\nfrom amp_sweep import fast\n"
+    # An invalid escape is a warning, and code that cannot be parsed is no reason to fail here.
+    write(folder, {"net.py": text + "'\\d'\nimport digest_broken\n", "digest_broken.py": "def"})
+    ours = set(source.hashes([]))
+    theirs = {folder / "net.py", folder / "digest_broken.py"}
+    assert set(source.hashes(["net:Net"])) - ours == {str(path) for path in theirs}
+    write(installed, {"digest_installed.py": "import digest_too"})
+    named = set(source.hashes(["digest_installed:Net"])) - ours
+    assert named == {str(installed / "digest_installed.py")}
+    copy = source.snapshot(["digest_installed:Net"], folder / "copies")
+    assert sorted(path.name for path in copy.iterdir()) == ["amp_sweep"]
+
+
 def test_a_copy_of_the_code_elsewhere_has_the_same_digest(folder: Path) -> None:
     code = """
 import sys
