@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_sweep.data import Raw, Split
-from amp_sweep.graph import Step, StepGraph
+from amp_sweep.graph import StepGraph
 from amp_sweep.measure import StepClock, StepTimes, synchronize
 from amp_sweep.precision import ClassifierLoss
 
@@ -77,11 +77,11 @@ class _KernelByKernel:
         """Begin with the first row of `indices` [steps, b], on the CPU."""
         self._batches = self._split.batches(indices)
 
-    def run(self, step: Step) -> None:
-        """The next row's step."""
+    def run(self, step: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]) -> None:
+        """The next row's step, with the row's images where they had to be fetched."""
         raw = next(self._batches)
         self._clock.batch_there()
-        loss, scale = step(raw)
+        loss, scale = step(raw.indices, raw.images)
         self._losses.add(loss)
         if scale is not None:
             self._scales.add(scale)
@@ -127,8 +127,8 @@ def train_epoch(
     stepper = trainer.graph or _KernelByKernel(split, clock, devices[0])
     trainer.loss.train()
 
-    def step(raw: Raw) -> tuple[Tensor, Tensor | None]:
-        images, labels = split.to_input(raw)
+    def step(indices: Tensor, raw: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        images, labels = split.to_input(Raw(indices, raw))
         if trainer.graph is None:  # nothing within a graph can be timed
             clock.input_ready()
         loss = train_step(trainer, images, labels)

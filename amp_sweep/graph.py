@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from amp_sweep.data import Raw
-
 # Real steps before the capture: what is made lazily must be made (PyTorch's guide to CUDA graphs).
 WARM_UP_STEPS = 3
 # DistributedDataParallel settles its buckets and its logging in the first ten.
 WARM_UP_STEPS_DDP = 11
 
-# Trains on a batch; gives the loss [1] and, with a scaler, the scale [1] after the step. What it
-# reads must live as long as the graph: the graph knows addresses, not tensors.
-Step = Callable[[Raw], tuple[Tensor, Tensor | None]]
+# Trains on the rows `indices` [b]; gives the loss [1] and, with a scaler, the scale [1] after the
+# step. What it reads must live as long as the graph: the graph knows addresses, not tensors.
+Step = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 class StepGraph:
@@ -75,7 +73,7 @@ class StepGraph:
             self._graph = None
 
     def _body(self, step: Step) -> None:
-        loss, scale = step(Raw(self._rows.index_select(0, self._row).view(-1), None))
+        loss, scale = step(self._rows.index_select(0, self._row).view(-1))
         self._losses.index_copy_(0, self._row, loss)
         if scale is not None:
             self._scales.index_copy_(0, self._row, scale)
