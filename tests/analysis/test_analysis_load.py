@@ -63,6 +63,16 @@ def test_a_figure_that_is_null_in_every_run_keeps_its_type(make_run: Make) -> No
     assert frame["test_loss"].isna().all()
 
 
+def test_every_figure_of_a_record_has_a_column_of_a_fixed_type(make_run: Make) -> None:
+    for path in record.find(Path(__file__).parents[2] / "outputs" / "reference"):
+        found = vars(record.read(path))
+        for section, known in SECTIONS.items():
+            assert set(found[section]) <= set(known), path
+    frame, _ = load(make_run(metrics={"peak_cached_mib": None, "memory_rounding_mib": [1.0, 2.0]}))
+    assert frame["peak_cached_mib"].dtype == "Float64"
+    assert frame["memory_rounding_mib"].tolist() == [2.0]
+
+
 def test_figures_that_this_version_does_not_know_become_typed_columns(make_matrix: Make) -> None:
     new = {"halvings": 3, "noise": 0.5, "odd": True, "words": ["a", "b"], "torch": "x"}
     frame, problems = load(
