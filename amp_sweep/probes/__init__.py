@@ -90,6 +90,10 @@ def run_probes(subject: Subject, alive: Callable[[str], None] = lambda _what: No
     """
     found = Findings()
     left_s = max(subject.allowed_s, SHARE_OF_TRAINING * subject.train_s)
+    needed = {
+        "communication": subject.ranks.world_size > 1,
+        "underflow": subject.autocast_dtype is not None,
+    }
     kind = subject.devices[0].type
     if kind not in ("cuda", "cpu"):
         for _, names, _, _ in _PROBES:
@@ -98,10 +102,12 @@ def run_probes(subject: Subject, alive: Callable[[str], None] = lambda _what: No
     for name, names, steps, probe in _PROBES:
         alive(f"probe {name}")
         # From what every rank knows alike: some probes need all of them.
-        cost_s = (subject.step_s or 0.0) * steps
+        cost_s = (subject.step_s or 0.0) * steps if needed.get(name, True) else 0.0
         if kind == "cpu" and cost_s > left_s:
             found.missing(
-                names, f"left out: it would take {cost_s:.1f} s, more than 5% of the training time"
+                names,
+                f"left out: it would take {cost_s:.1f} s, and {left_s:.1f} s are left of what all "
+                "probes may take (measure.probes_s)",
             )
             continue
         left_s -= cost_s

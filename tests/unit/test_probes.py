@@ -388,9 +388,21 @@ def test_what_would_take_too_long_on_a_cpu_is_left_out_and_says_so(
     found = probes.run_probes(subject(make, tmp_path, step_s=1.0, train_s=0.0))
     assert found.metrics["memory_parameters_mib"] is not None
     assert found.metrics["underflow_frac"] is None
-    assert "5% of the training time" in found.reasons["underflow_frac"]
+    assert found.reasons["underflow_frac"] == (
+        "left out: it would take 4.0 s, and 0.0 s are left of what all probes may take "
+        "(measure.probes_s)"
+    )
     longer = probes.run_probes(subject(make, tmp_path, step_s=1.0, train_s=1000.0))
     assert longer.reasons == {}
+
+
+def test_a_probe_that_a_cell_does_not_need_costs_the_others_no_time(
+    make: Make, tmp_path: Path
+) -> None:
+    alone = probes.run_probes(subject(make, tmp_path, step_s=1.0, train_s=0.0, allowed_s=11.0))
+    assert alone.reasons == {}
+    exact = subject(make, tmp_path, step_s=1.0, train_s=0.0, allowed_s=7.0, dtype=None)
+    assert set(probes.run_probes(exact).reasons) == set(probes.UNDERFLOW)
 
 
 def test_a_device_that_no_probe_knows_has_reasons_only(make: Make, tmp_path: Path) -> None:
