@@ -56,7 +56,7 @@ def _main(argv: Sequence[str] | None) -> int:
     frame, problems = load(*arguments.dirs)
     if frame.empty:
         print("\n".join([*problems, EXPECTED]), file=sys.stderr)
-        return 1
+        return 2 if arguments.check else 1
     try:
         frame = axes.where(frame, _merged(arguments.where))
     except ValueError as error:

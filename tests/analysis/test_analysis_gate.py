@@ -152,6 +152,10 @@ def test_another_gpu_is_not_compared_and_is_no_pass(
     assert "no cell can be compared" in printed.err
 
 
+def test_a_folder_without_runs_is_no_cell_that_got_worse(tmp_path: Path, baseline: Path) -> None:
+    assert main([str(tmp_path / "nowhere"), "--check", str(baseline)]) == 2
+
+
 def test_another_pytorch_is_compared(tmp_path: Path, baseline: Path) -> None:
     sweep = now(tmp_path, {}, environment={"torch": "2.15.0"})
     assert set(outcomes(sweep, baseline).values()) == {"ok"}
