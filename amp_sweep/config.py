@@ -38,10 +38,11 @@ class DataConfig:
     """Which images, and how they reach the device."""
 
     name: str = MISSING  # digits, cifar10, imagefolder, synthetic, or package.module:callable
+    # imagefolder: its folder; cifar10: where it is or goes (null: the cache); handed to one's own.
     root: str | None = None
-    batch_size: int = 64
-    batch_mode: str = "global"  # or "per_device"
-    eval_batch_size: int | None = None  # null is batch_size
+    batch_size: int = 64  # images a step, of all devices: see batch_mode
+    batch_mode: str = "global"  # or "per_device": batch_size on each
+    eval_batch_size: int | None = None  # images of an evaluation batch; null is batch_size
     image_size: int = 64  # pixels, height and width that the network sees
     normalize: bool = True  # by mean and standard deviation of the training images
     pipeline: str = "resident"  # or loader, pil
@@ -64,7 +65,7 @@ class ParallelConfig:
     name: str = MISSING  # none, dp, ddp
     devices: int | str = "auto"  # of dp and ddp; none has one
     backend: str = "auto"  # of ddp: nccl on CUDA, gloo on a CPU
-    sync_batch_norm: bool = False  # of ddp
+    sync_batch_norm: bool = False  # of ddp on CUDA: batch norm over all devices
     find_unused_parameters: bool = False  # of ddp: some parameters get no gradient in a step
 
 
@@ -76,8 +77,8 @@ class PrecisionConfig:
     autocast: bool = False
     dtype: str = "auto"  # autocast's dtype: float16, bfloat16, or PyTorch's own choice per device
     scaler: bool = False
-    init_scale: float = 65536.0
-    growth_interval: int = 2000
+    init_scale: float = 65536.0  # of the scaler
+    growth_interval: int = 2000  # steps without an overflow until the scale doubles
     tf32: bool = False  # convolutions and matrix products alike
 
 
@@ -93,7 +94,7 @@ class OptimizerConfig:
     eps: float = 1e-8  # adamw
     momentum: float = 0.9  # sgd
     nesterov: bool = False  # sgd
-    clip_norm: float | None = None
+    clip_norm: float | None = None  # largest norm of all gradients; null clips nothing
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class SchedulerConfig:
     """The learning rate over epochs."""
 
     name: str = MISSING  # plateau, cosine, constant
-    patience: int = 3  # plateau
-    factor: float = 0.1  # plateau
+    patience: int = 3  # plateau: epochs without improvement before the lr is lowered
+    factor: float = 0.1  # plateau: by which it is multiplied
     min_lr: float = 0.0  # plateau, cosine
     metric: str = "epoch_mean"  # plateau: loss it watches; "last_batch" is the article's
 
@@ -130,24 +131,24 @@ class TrackConfig:
     """Where curves go."""
 
     name: str = MISSING  # tensorboard, none
-    every_steps: int = 10
+    every_steps: int = 10  # the loss and the lr, here and in steps.csv
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
     """When training state is saved."""
 
-    every_steps: int | None = None
-    every_epoch: bool = False
-    min_interval_s: float = 60.0
+    every_steps: int | None = None  # besides those at ends of epochs
+    every_epoch: bool = False  # keep each epoch's weights
+    min_interval_s: float = 60.0  # at least between those at ends of epochs
 
 
 @dataclass(frozen=True)
 class LaunchConfig:
     """How cells are started and supervised."""
 
-    on_error: str = "continue"  # or "stop"
-    stall_timeout_s: float = 600.0
+    on_error: str = "continue"  # with the other cells; or "stop"
+    stall_timeout_s: float = 600.0  # without a step or a sign of life: the cell is a timeout
     wait: bool = True  # SLURM: false submits and returns
     snapshot: bool = False  # SLURM: run the jobs from a copy of the code made at submission
 
@@ -181,8 +182,8 @@ class RunConfig:
     seed: int = 0
     epochs: int = 10
     device: str = "auto"  # auto (CUDA where there is one, else the CPU), cuda, mps, cpu
-    force: bool = False
-    plan: bool = False
+    force: bool = False  # train completed and diverged cells again
+    plan: bool = False  # say what would run, and run nothing
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)

@@ -212,13 +212,19 @@ def _evaluate(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point; 0 when every run was evaluated, or is still to be trained in its sweep."""
     parser = argparse.ArgumentParser(
-        prog="amp-sweep-evaluate", description="Accuracy of a run's stored weights."
+        prog="amp-sweep-evaluate",
+        description="Accuracy of a run's stored weights.",
+        epilog="exit status: 0 every run was evaluated, or its sweep has yet to train it; 1 not, "
+        "2 wrong usage",
     )
     parser.add_argument(
         "dirs", nargs="+", type=Path, metavar="DIR", help="run directories, or those of sweeps"
     )
     parser.add_argument(
-        "--which", choices=("final", "best"), default="final", help="which weights (final)"
+        "--which",
+        choices=("final", "best"),
+        default="final",
+        help="at the end of the training (the default), or of the epoch with the best accuracy",
     )
     options = parser.parse_args(arguments)
     config.find_own_code()

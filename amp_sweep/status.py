@@ -129,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="amp-sweep-status",
         description="Each cell of a sweep: pending, running, done, failed.",
+        epilog="exit status: 0 every cell is completed, 1 not, 2 wrong usage",
     )
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="outputs/NAME")
     options = parser.parse_args(arguments)

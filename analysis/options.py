@@ -70,7 +70,7 @@ def _share(text: str) -> float:
 def parser() -> argparse.ArgumentParser:
     """The parser; its `where` and `tolerance` are lists of pairs."""
     made = argparse.ArgumentParser(
-        prog="python -m analysis",
+        prog="python -P -m analysis",
         description="Compare the runs of sweeps: what to choose, and tables of their cells.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

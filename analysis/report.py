@@ -37,7 +37,7 @@ class MissingPackage(Exception):
 def check_formats(formats: Sequence[str]) -> None:
     """Raises MissingPackage before any work where a format cannot be written."""
     if "parquet" in formats and importlib.util.find_spec("pyarrow") is None:
-        raise MissingPackage("parquet needs pyarrow: pip install 'amp-sweep[parquet]'")
+        raise MissingPackage("parquet needs pyarrow: pip install pyarrow")
 
 
 def write(

@@ -78,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="amp-sweep-explain",
         description="What was asked, what ran, what it cost, and why.",
+        epilog="exit status: 0 every record was read, 1 not, 2 wrong usage",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help="or a sweep's folder")
     options = parser.parse_args(arguments)

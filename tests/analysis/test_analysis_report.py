@@ -422,7 +422,7 @@ def test_parquet_without_its_package_is_refused_before_any_work(
     with pytest.raises(SystemExit) as ended:
         main([str(run), "--format", "parquet"])
     assert ended.value.code == 2
-    assert "pip install 'amp-sweep[parquet]'" in capsys.readouterr().err
+    assert "parquet needs pyarrow: pip install pyarrow" in capsys.readouterr().err
 
 
 def test_the_fragment_of_html_is_well_formed_and_escapes_what_records_hold(
