@@ -149,5 +149,6 @@ def _exit_code(cells: list[Cell], screen: Screen) -> int:
         cell for cell in cells if (found := read(cell)) is None or found.status != record.COMPLETED
     ]
     if missing:
-        screen.warn(f"{len(missing)} of {len(cells)} cells did not complete")
+        noun = "cell" if len(cells) == 1 else "cells"
+        screen.warn(f"{len(missing)} of {len(cells)} {noun} did not complete")
     return NOT_COMPLETED if missing else OK

@@ -216,8 +216,9 @@ def precision(found: Story) -> list[tuple[str, Any]]:
 def communication(found: Story) -> list[tuple[str, Any]]:
     """What the exchange of gradients adds to a step."""
     value = found.value("communication_frac")
+    effective = found.run.effective
+    if effective.get("replicas") == 1 or (value is not None and effective.get("world_size") == 1):
+        return [("exchange of gradients", "none: one process")]
     if value is None:
         return [("exchange of gradients", f"not known: {found.reason('communication_frac')}")]
-    if (found.run.effective.get("world_size") or 1) == 1:
-        return [("exchange of gradients", "none: one process")]
     return [("exchange of gradients", f"adds {value:.1%} to a step, not hidden behind other work")]

@@ -172,6 +172,14 @@ def test_replicas_that_computed_differently_are_told_apart() -> None:
     assert "rank 1 cuda:1: convolution float32" in text
 
 
+def test_one_process_has_no_exchange_though_its_share_is_not_known() -> None:
+    run = full()
+    run.metrics["communication_frac"] = None
+    assert "exchange of gradients  not known" in told(run)
+    run.effective |= {"world_size": 1, "replicas": 1}
+    assert "exchange of gradients  none: one process" in told(run)
+
+
 def test_an_error_is_told_with_its_rank_and_traceback() -> None:
     run = full()
     run.status = record.FAILED
