@@ -15,6 +15,10 @@ class ModelError(Exception):
     """A network that cannot be built or used as asked; the message is for a person."""
 
 
+class NotBuilt(ModelError):
+    """An own callable raised; it may accept another number of outputs."""
+
+
 class AlexNet(nn.Module):
     """torchvision's AlexNet with every hidden channel count multiplied by `width`.
 
@@ -74,6 +78,9 @@ def _own(name: str) -> Callable[..., nn.Module]:
         raise ModelError(f"model.name={name}: cannot import {module_name} ({error})") from error
     except AttributeError as error:
         raise ModelError(f"model.name={name}: {module_name} has no {attribute!r}") from error
+    except Exception as error:  # a person's own code may raise anything
+        what = f"{type(error).__name__}: {error}"
+        raise ModelError(f"model.name={name}: cannot import {module_name} ({what})") from error
     if not callable(target):
         raise ModelError(f"model.name={name}: {attribute!r} is not callable")
     return target
@@ -120,7 +127,7 @@ def build(
             model = made(num_classes=outputs)
         except Exception as error:  # a person's own code may raise anything
             last = traceback.format_exc().rstrip()
-            raise ModelError(f"model.name={name}: could not be built\n{last}") from error
+            raise NotBuilt(f"model.name={name}: could not be built\n{last}") from error
         if not isinstance(model, nn.Module):
             raise ModelError(f"model.name={name}: returned {type(model).__name__}, not a module")
     else:

@@ -63,6 +63,9 @@ def _find(name: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module_name)
     except ImportError as error:
         raise DataError(f"data.name={name}: cannot import {module_name!r}: {error}") from error
+    except Exception as error:  # a person's own code may raise anything
+        what = f"{type(error).__name__}: {error}"
+        raise DataError(f"data.name={name}: cannot import {module_name!r}: {what}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise DataError(f"data.name={name}: {module_name!r} has no {attribute!r}")

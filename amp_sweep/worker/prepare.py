@@ -10,6 +10,9 @@ from amp_sweep.messages import Expectation, Hardware, Plan, Preparation
 from amp_sweep.worker.build import Invalid, outputs_of
 from amp_sweep.worker.estimate import expectation
 
+# Of a network before the data tell how many: what size of image it takes does not depend on it.
+SOME_CLASSES = 2
+
 
 def prepare(
     cells: Sequence[RunConfig],
@@ -20,19 +23,29 @@ def prepare(
     """Look at the devices, make the data ready once, and check that everything fits.
 
     `devices` are all requests to look at (`auto`, `cpu`, ...), those of `cells` among them.
-    `progress(what, done, total)` is called during long work. Runs in a process of its own.
+    `progress(what, done, total)` is called during long work. No data are touched for a sweep that
+    is known without them to be refused, nor for a cell that cannot run here. Runs in a process of
+    its own.
     """
-    result = Preparation()
+    result = Preparation(prepared=[None] * len(cells))
     for device in devices:
         result.hardware[device] = detect(device)
         result.environments[device] = environment(result.hardware[device])
-    opened: dict[DataConfig, data.Prepared | None] = {}
-    fits: set[tuple[ModelConfig, int, int]] = set()
+    sized: dict[tuple[ModelConfig, int], bool] = {}
     for settings in cells:
-        hardware = result.hardware[settings.device]
-        reason, plan = _plan(settings, hardware, nodes, result.problems)
+        reason, plan = _plan(settings, result.hardware[settings.device], nodes, result.problems)
         result.invalid.append(reason)
         result.plans.append(plan)
+        _check_batch(settings, plan, settings.data.train_images, result.problems)
+        network = (settings.model, settings.data.image_size)
+        if network not in sized:
+            sized[network] = _check_network(settings, None, result.problems)
+    opened: dict[DataConfig, data.Prepared | None] = {}
+    fits: set[tuple[ModelConfig, int, int]] = set()
+    refused = bool(result.problems)
+    for index, (settings, plan) in enumerate(zip(cells, result.plans, strict=True)):
+        if refused or plan is None:
+            continue
         if settings.data not in opened:
             opened[settings.data] = None
             try:
@@ -40,14 +53,17 @@ def prepare(
             except data.DataError as error:
                 result.problems.append(str(error))
         prepared = opened[settings.data]
-        result.prepared.append(str(prepared.folder) if prepared else None)
         if prepared is None:
             continue
+        result.prepared[index] = str(prepared.folder)
         _check_batch(settings, plan, prepared.train_count, result.problems)
         key = (settings.model, settings.data.image_size, len(prepared.classes))
         if key not in fits:
             fits.add(key)
-            _check_network(settings, len(prepared.classes), result.problems)
+            _check_outputs(settings, len(prepared.classes), result.problems)
+            if not sized[key[:2]]:
+                _check_network(settings, len(prepared.classes), result.problems)
+    result.problems = list(dict.fromkeys(result.problems))
     if not result.problems:
         result.expectation = _expectation(cells, result, opened)
     return result
@@ -60,7 +76,7 @@ def _expectation(
 ) -> Expectation | None:
     known = []
     for settings, plan in zip(cells, result.plans, strict=True):
-        prepared, hardware = opened[settings.data], result.hardware[settings.device]
+        prepared, hardware = opened.get(settings.data), result.hardware[settings.device]
         if plan is None or prepared is None or hardware.device_type != "cpu":
             continue
         if hardware.native_bf16(1) is False:
@@ -106,21 +122,39 @@ def _plan(
     return None, plan
 
 
-def _check_batch(settings: RunConfig, plan: Plan | None, images: int, problems: list[str]) -> None:
+def _check_batch(
+    settings: RunConfig, plan: Plan | None, images: int | None, problems: list[str]
+) -> None:
     batch = plan.global_batch if plan else settings.data.batch_size
-    if batch > images:
-        problem = f"data.batch_size: a global batch of {batch} exceeds the {images} training images"
-        if problem not in problems:
-            problems.append(problem)
+    if images is not None and batch > images:
+        problems.append(
+            f"data.batch_size: a global batch of {batch} exceeds the {images} training images"
+        )
 
 
-def _check_network(settings: RunConfig, classes: int, problems: list[str]) -> None:
+def _check_outputs(settings: RunConfig, classes: int, problems: list[str]) -> None:
+    try:
+        outputs_of(settings, classes)
+    except Invalid as error:
+        problems.append(str(error))
+
+
+def _check_network(settings: RunConfig, classes: int | None, problems: list[str]) -> bool:
+    """Whether that was all: False where it could not be built without the number of `classes`."""
+    outputs = settings.model.outputs
+    if outputs == "auto":
+        outputs = classes or SOME_CLASSES
     try:
         models.check_image_size(
             settings.model.name,
             settings.data.image_size,
             width=settings.model.width,
-            outputs=outputs_of(settings, classes),
+            outputs=int(outputs),
         )
-    except (models.ModelError, Invalid) as error:
+    except models.NotBuilt as error:
+        if classes is None and settings.model.outputs == "auto":
+            return False
         problems.append(str(error))
+    except models.ModelError as error:
+        problems.append(str(error))
+    return True

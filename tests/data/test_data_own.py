@@ -126,6 +126,7 @@ RIGHT = "(np.zeros((4, 4, 3), np.uint8), 0)"
     ("text", "message"),
     [
         ("import no_such_module_anywhere", "cannot import 'own_things': No module named 'no_such"),
+        ("1 / 0", "cannot import 'own_things': ZeroDivisionError: division by zero"),
         ("", "'own_things' has no 'data'"),
         ("data = 3", r"expected callable\(root=..., train=True or False\), got int"),
         ("def data(folder): ...", "expected callable.*: missing a required argument|unexpected"),

@@ -175,6 +175,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]
     module = f"own_networks_{tmp_path.name}"
     (tmp_path / f"{module}.py").write_text(OWN)
     (tmp_path / f"{module}_broken.py").write_text("import a_library_that_is_not_installed")
+    (tmp_path / f"{module}_raising.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
     return lambda name: f"{module}{name}"
 
@@ -196,6 +197,7 @@ def test_dropout_reaches_an_own_network(own: Callable[[str], str]) -> None:
         (":Holder.missing", "has no 'Holder.missing'"),
         ("_missing:network", "cannot import"),
         ("_broken:network", "a_library_that_is_not_installed"),
+        ("_raising:network", "ZeroDivisionError: division by zero"),
         (":value", "'value' is not callable"),
         (":positional", "num_classes=N by keyword"),
         (":demanding", "num_classes=N by keyword"),

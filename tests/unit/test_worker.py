@@ -49,6 +49,12 @@ class Small(nn.Sequential):
             nn.Dropout(0.2), nn.Linear(4 * 3 * 3, num_classes),
         )
 
+class OfThree(Small):
+    "Knows no other number of classes."
+    def __init__(self, num_classes):
+        assert num_classes == 3
+        super().__init__(num_classes)
+
 class Stubborn(Small):
     "Computes in float32 whatever it is told."
     def forward(self, images):
@@ -728,8 +734,8 @@ def test_preparing_answers_each_cell_in_order(settings: Make) -> None:
     assert "float16" in there.invalid[1]
     assert there.plans[0].world_size == 1 and there.plans[2].world_size == 2
     assert there.plans[1] is None
-    folders = set(there.prepared)
-    assert len(folders) == 1 and Path(folders.pop()).is_dir()
+    assert there.prepared[0] == there.prepared[2] and Path(there.prepared[0]).is_dir()
+    assert there.prepared[1] is None
     assert set(there.hardware) == {"auto"} and there.hardware["auto"].device_type == "cpu"
 
 
@@ -752,6 +758,45 @@ def test_what_is_wrong_for_every_cell_is_said_once(
     assert len(problems) == 1, problems
     for word in words:
         assert word in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model__name": "lenet"}, "model.name=lenet"),
+        ({"model__name": "nowhere:Net"}, "cannot import nowhere"),
+        ({"model__name": "alexnet"}, "data.image_size=8 is too small"),
+        ({"data__image_size": 9}, "data.image_size=9"),
+        ({"data__batch_size": 51}, "exceeds the 50 training images"),
+        ({"parallel__name": "ddp", "data__batch_size": 9, "device": "cpu"}, "divide by 2"),
+    ],
+)
+def test_what_is_wrong_whatever_the_data_are_is_said_before_they_are_touched(
+    settings: Make, changes: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "prepare", lambda *_: pytest.fail("the data were touched"))
+    there = prepared_for(settings(), settings(**changes), settings(**changes, seed=1))
+    assert len(there.problems) == 1 and words in there.problems[0]
+    assert there.prepared == [None, None, None]
+
+
+def test_no_data_are_touched_for_cells_that_cannot_run_here(
+    settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "prepare", lambda *_: pytest.fail("the data were touched"))
+    half = {"precision__autocast": True, "precision__dtype": "float16", "device": "cpu"}
+    there = prepared_for(settings(**half), settings(**half, data__train_images=51))
+    assert there.problems == [] and there.prepared == [None, None]
+    assert all("float16" in reason for reason in there.invalid)
+
+
+@pytest.mark.parametrize(("size", "problems"), [(8, 0), (9, 1)])
+def test_a_network_that_wants_the_true_number_of_classes_is_asked_when_the_data_tell(
+    settings: Make, module: str, size: int, problems: int
+) -> None:
+    there = prepared_for(settings(model__name=f"{module}:OfThree", data__image_size=size))
+    assert len(there.problems) == problems
+    assert all("data.image_size=9" in problem for problem in there.problems)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
