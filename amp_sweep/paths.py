@@ -91,6 +91,10 @@ class RunPaths:
         """Weights after `epoch` (counted from 1), kept with `checkpoint.every_epoch`."""
         return self.checkpoints / f"epoch-{epoch:03d}.pt"
 
+    def all_epoch_weights(self) -> list[Path]:
+        """Those of all epochs that are there."""
+        return sorted(self.checkpoints.glob("epoch-*.pt"))
+
     def log(self, rank: int) -> Path:
         """Log of one rank."""
         return self.root / ("train.log" if rank == 0 else f"rank{rank}.log")

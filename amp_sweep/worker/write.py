@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from amp_sweep import host_memory, record
 from amp_sweep.energy import SLOWING, Energy
 from amp_sweep.measure import StepTimes, step_metrics, throughput
+from amp_sweep.paths import RunPaths
 from amp_sweep.probes import Findings
 from amp_sweep.record import Record
 from amp_sweep.track import NoTracker, open_tracker
@@ -43,6 +45,8 @@ class Writer:
         self._tracker: Any = NoTracker()
         if not self._active:
             return
+        if not progress.epoch:
+            _forget_epochs(cell.paths)
         done = progress.epoch * cell.steps_per_epoch
         self._tracker = open_tracker(
             cell.config.track.name, cell.paths.tensorboard, done + 1 if done else None
@@ -50,6 +54,8 @@ class Writer:
         _keep_epochs(cell.paths.epochs, EPOCH_FIELDS, progress.epoch)
         _keep_epochs(cell.paths.steps, STEP_FIELDS, progress.epoch)
         with self._record() as current:
+            if not (progress.epoch or progress.step):
+                current.notes = []  # of an attempt of which nothing is left
             for note in (*cell.job.plan.notes, *notes):
                 current.note(note)
             if cell.trainer.scaler.is_enabled() and cell.autocast_dtype == torch.bfloat16:
@@ -332,6 +338,13 @@ def _device_notes(metrics: dict[str, Any], ranks: list[dict[str, Any]]) -> list[
             else "contended: other processes used the cores that this run computed with"
         )
     return notes
+
+
+def _forget_epochs(paths: RunPaths) -> None:
+    """Remove what an earlier attempt left of epochs that are all trained again."""
+    shutil.rmtree(paths.tensorboard, ignore_errors=True)
+    for file in (paths.best_weights, *paths.all_epoch_weights()):
+        file.unlink(missing_ok=True)
 
 
 def _keep_epochs(path: Path, fields: tuple[str, ...], epochs: int) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tensorboard.summary.writer import event_file_writer
 from torch import Tensor, nn
 
-from amp_sweep import checkpoint, config, data, models, parallel, record
+from amp_sweep import checkpoint, config, data, models, parallel, record, track
 from amp_sweep.config import RunConfig
 from amp_sweep.parallel import Ranks
 from amp_sweep.paths import RunPaths
@@ -30,6 +32,7 @@ from amp_sweep.worker.compile_ahead import compile_ahead, layers_that_run
 from amp_sweep.worker.honoured import differences
 from amp_sweep.worker.train import Diverged, StopRequest, _checksum, _next_save, run_cell
 from tests.integration.images import make_folder
+from tests.unit.test_track import curve, hparams_tab
 
 Make = Callable[..., RunConfig]
 
@@ -349,6 +352,71 @@ def test_an_edited_network_is_trained_from_the_start_in_place_of_a_resume(
     assert begun == ((0, 0) if edited else (1, 2))
     words = f"started over: the code of {file.stem}:Small has changed since the checkpoint"
     assert sum(note.startswith(words) for note in done.notes) == edited
+
+
+@pytest.mark.parametrize(
+    ("lost", "begun"), [("code", (0, 0)), ("checkpoints", (0, 0)), ("last", (0, 4)), ("", (1, 2))]
+)
+def test_of_epochs_that_are_trained_again_nothing_of_the_earlier_attempt_is_left(
+    tmp_path: Path,
+    settings: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: str,
+    begun: tuple[int, int],
+) -> None:
+    # Event files of one second and process are read in the order of their numbers as text.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
+    file = tmp_path / f"network_that_is_trained_again_{lost}.py"
+    file.write_text(NETWORKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    cell = settings(
+        model__name=f"{file.stem}:Small",
+        track__name="tensorboard",
+        checkpoint__every_steps=4,
+        checkpoint__every_epoch=True,
+    )
+    root = tmp_path / "run"
+    paths = RunPaths(root)
+    run(root, cell, stop=StopAt(8))
+    earlier = record.read(paths.record)
+    earlier.note("of the earlier attempt")
+    record.write(paths.record, earlier)
+    if begun == (0, 0):  # as on a machine with other devices
+        shutil.rmtree(paths.tensorboard)
+        earlier.effective["world_size"] = 2
+        tracker = track.open_tracker("tensorboard", paths.tensorboard)
+        tracker.begin(earlier)
+        tracker.scalar("test/accuracy", 0.125, 6)
+        tracker.close()
+    if lost == "code":
+        file.write_text(NETWORKS.replace("0.2", "0.9"))
+    elif lost == "checkpoints":
+        paths.last_checkpoint.unlink()
+        paths.previous_checkpoint.unlink()
+    elif lost == "last":
+        paths.last_checkpoint.write_bytes(b"")
+    before = run(root, cell, stop=StopAt(5), resume=True), paths.best_weights.exists()
+    assert before == (record.INTERRUPTED, begun[0] > 0)
+    assert paths.epoch_weights(1).exists() == (begun[0] > 0)
+    found = record.read(paths.record)
+    segment = found.segments[-1]
+    assert (segment["from_epoch"], segment["from_step"]) == begun
+    assert ("of the earlier attempt" in found.notes) == (begun != (0, 0))
+
+    assert run(root, cell, stop=StopAt(14), resume=True) == record.INTERRUPTED
+    with paths.steps.open() as table:
+        steps = [(int(row["step"]), float(row["train_loss"])) for row in csv.DictReader(table)]
+    assert [step for step, _ in steps] == [1, 5, 10]
+    assert curve(paths.tensorboard, "train/loss") == approximate(steps)
+    accuracies = [(6 * r["epoch"], r["test_accuracy"]) for r in record.read(paths.record).epochs]
+    assert curve(paths.tensorboard, "test/accuracy") == approximate(accuracies)
+    _, (entry,) = hparams_tab(root)
+    assert entry.hparams["world_size"].number_value == 1
+
+
+def approximate(points: list[tuple[int, float]]) -> list[tuple[int, Any]]:
+    """The same points of a curve, whose values TensorBoard keeps in float32."""
+    return [(step, pytest.approx(value, rel=1e-6)) for step, value in points]
 
 
 @pytest.mark.parametrize("changed", [False, True])
