@@ -53,16 +53,15 @@ def shares(
     """
     if step_s <= 0:
         return None
-    wait = min(1.0, max(0.0, wait_frac))
     work = {"compute": compute_s, "memory": memory_s, "communication": communication_s}
     found = {name: seconds / step_s for name, seconds in work.items()}
-    total, room = sum(found.values()), 1.0 - wait
+    total, room = sum(found.values()), 1.0 - wait_frac
     if total > room:
         if total > BEYOND * room + 0.1:
             return None
         found = {name: share * room / total for name, share in found.items()}
     gaps = max(0.0, room - sum(found.values()))
-    return {"input": wait, "gaps": gaps, **found}
+    return {"input": wait_frac, "gaps": gaps, **found}
 
 
 def diagnose(

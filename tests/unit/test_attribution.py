@@ -44,12 +44,14 @@ def a_step() -> Trace:
             give(6100, 5),  # 3
             take(7000, 60),  # 4: scratch of an operation
             take(6100, 20),  # 5: its result, kept
-            give(7000, 60),  # 6
+            give(7000, 59),  # 6: what was asked for; the block was larger
             take(8000, 100),  # 7: a gradient
             take(9000, 10),  # 8: the gradient of an activation
             give(6000, 40),  # 9
             give(9000, 10),  # 10
-            give(3000, 50),  # 11: the library's, after the end
+            give(4000, 7),  # 11
+            give(3000, 50),  # 12: the library's, after the end
+            give(6100, 20),  # 13: like the results of the step
         ],
         marks=[
             Mark(0, 1000, PARAMETERS),
@@ -59,7 +61,7 @@ def a_step() -> Trace:
         operations=[Operation(4, 7, frozenset({6100}))],
         input_end=1,
         forward_end=7,
-        backward_end=11,
+        backward_end=12,
     )
 
 
@@ -88,6 +90,9 @@ def test_an_operations_own_blocks_are_workspace_at_a_peak_inside_it() -> None:
     assert (found.peak, found.moment) == (507, 6)
     assert found.kinds[WORKSPACE] == 50 + 60
     assert found.kinds[ACTIVATIONS] == 60
+    trace.operations.clear()  # then it is the forward pass's, which gave it back before its end
+    found = breakdown(trace)
+    assert (found.kinds[ACTIVATIONS], found.saved) == (120, 60)
 
 
 def test_what_happens_after_the_backward_pass_is_no_peak() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from amp_sweep.diagnose import DOMINANT, SHARES, WORDS, diagnose, shares
+from amp_sweep.diagnose import DOMINANT, SHARES, WORDS, diagnose, figures, shares
 
 
 def case(**known: float | None) -> dict[str, float | None]:
@@ -51,7 +51,7 @@ def test_the_evidence_of_an_input_bound_run_says_what_to_try() -> None:
 
 
 def test_a_long_wait_needs_no_other_figure() -> None:
-    found = diagnose({"input": 0.8})
+    found = diagnose({"input": DOMINANT})
     assert found.word == "input-bound"
 
 
@@ -84,7 +84,37 @@ def test_the_advice_against_gaps_is_what_is_not_used_yet() -> None:
     assert "memory=fast" in diagnose(idle, device_type="cuda").evidence
     assert "memory=fast" not in diagnose(idle, device_type="cuda", in_graph=True).evidence
     assert "parallel=ddp" in diagnose(idle, device_type="cuda", parallel="dp", replicas=2).evidence
+    assert "ddp" not in diagnose(idle, device_type="cuda", parallel="dp", replicas=1).evidence
     assert "Python" in diagnose(idle, device_type="cpu").evidence
+
+
+def test_where_nothing_dominates_the_shares_that_are_worth_naming_are_told() -> None:
+    found = diagnose(case(compute=0.4, memory=0.35, gaps=0.21, input=0.04))
+    assert found.evidence == ("nothing dominates the time: compute 40%, memory 35%, gaps 21%")
+
+
+def test_what_a_record_says_of_the_run_reaches_the_diagnosis() -> None:
+    effective = {
+        "parallel": "dp",
+        "device_type": "cuda",
+        "world_size": 1,
+        "replicas": 4,
+        "backend": None,
+        "autocast_dtype": "float16",
+        "cuda_graph": True,
+        "data_placement": "workers",
+    }
+    assert figures(effective) == {
+        "parallel": "dp",
+        "device_type": "cuda",
+        "replicas": 4,
+        "backend": "",
+        "autocast": True,
+        "in_graph": True,
+        "placement": "workers",
+    }
+    plain = figures({**effective, "autocast_dtype": None, "cuda_graph": False})
+    assert not plain["autocast"] and not plain["in_graph"]
 
 
 def test_communication_names_the_backend_and_the_devices() -> None:
@@ -119,6 +149,9 @@ def test_a_little_more_work_than_time_is_scaled_to_fit() -> None:
     assert found == pytest.approx(
         {"input": 0.5, "gaps": 0.0, "compute": 1 / 3, "memory": 1 / 6, "communication": 0.0}
     )
+    # What a long wait leaves is short, and an error of a tenth of the step is nothing unusual.
+    found = shares(0.010, 0.95, compute_s=0.0012, memory_s=0.0, communication_s=0.0)
+    assert found is not None and found["compute"] == pytest.approx(0.05)
 
 
 def test_much_more_work_than_time_tells_nothing() -> None:

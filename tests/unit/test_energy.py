@@ -179,6 +179,14 @@ def test_a_counter_that_goes_backwards_gives_no_figure() -> None:
     with window(Nvml([0], None, Meter([], millijoules=iter([9000, 10]))), spent):
         pass
     assert spent.total_j() is None and "backwards" in str(spent.reason)
+    with window(Nvml(reason="no counter"), spent):
+        pass
+    assert "backwards" in str(spent.reason)  # the first reason stays
+
+
+def test_a_run_that_did_not_train_gives_no_figure() -> None:
+    spent = Energy()
+    assert spent.total_j() is None and spent.reason == "no training window"
 
 
 def test_the_state_of_a_gpu_is_in_plain_units() -> None:
@@ -225,6 +233,7 @@ def gpu(*pids: int) -> Gpu:
     [
         ([], [1], None),
         ([Gpu(None, None, None, None, None, None)], [1], None),
+        ([gpu(1), Gpu(None, None, None, None, None, None)], [1], None),
         ([gpu(1)], [1], 0),
         ([gpu(1, 2)], [1], 1),
         ([gpu(1, 2)], [1, 2], 0),  # ranks of one run

@@ -122,6 +122,25 @@ def test_an_epoch_equals_a_loop_written_by_hand_exactly(
         assert torch.equal(weights[name], value), name
 
 
+def test_the_losses_of_replicas_count_by_their_mean() -> None:
+    class Replicas(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, images: Tensor, _labels: Tensor) -> Tensor:
+            return images * self.weight  # one of each replica
+
+    loss = Replicas()
+    parameters = list(loss.parameters())
+    update = torch.optim.SGD(parameters, lr=1.0)
+    ours = engine.Trainer(
+        loss, parameters, update, precision.make_scaler(False, "cpu", 1.0, 1), None
+    )
+    assert engine.train_step(ours, torch.tensor([2.0, 4.0]), torch.zeros(2)).tolist() == [3.0]
+    assert loss.weight.item() == 1.0 - 3.0
+
+
 def test_the_scale_after_each_step_is_kept_and_is_one_without_a_scaler(
     prepared: data.Prepared,
 ) -> None:
@@ -180,12 +199,13 @@ def test_the_first_step_is_timed_where_asked(prepared: data.Prepared) -> None:
     )
     assert done.first_step_s is not None
     assert done.times.step_ms[0] / 1e3 <= done.first_step_s < done.time_s
-    never = engine.train_epoch(
-        *(trainer(), train, indices, StepClock(CPU), [CPU]),
-        go_on=lambda _step: False,
-        time_first_step=True,
-    )
-    assert never.first_step_s is None
+    for steps in (0, 1):
+        done = engine.train_epoch(
+            *(trainer(), train, indices, StepClock(CPU), [CPU]),
+            go_on=lambda step, steps=steps: step < steps,  # type: ignore[misc]
+            time_first_step=True,
+        )
+        assert (done.first_step_s is not None) == (steps == 1)
 
 
 def test_times_can_be_off_without_changing_the_losses(prepared: data.Prepared) -> None:

@@ -181,6 +181,7 @@ def test_one_epoch_is_counted_without_its_first_steps() -> None:
     found = step_metrics([times([1000.0] * WARMUP_STEPS + steady)])
     assert found["step_ms_p50"] == 8.0
     assert found["step_ms_p99"] == pytest.approx(np.percentile(steady, 99))
+    assert (found["data_wait_frac"], found["input_work_frac"]) == (0.25, 0.125)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -431,7 +433,7 @@ def test_a_cpu_is_contended_where_others_left_too_few_cores(ranks: Any, contende
     assert measured.cores_contended(ranks) is contended
 
 
-def test_this_processs_work_and_its_childrens_is_its_own() -> None:
+def test_this_processs_work_is_its_own() -> None:
     before = cpu_times()
     ends = time.process_time() + 0.3
     while time.process_time() < ends:
@@ -440,3 +442,31 @@ def test_this_processs_work_and_its_childrens_is_its_own() -> None:
     assert 0.25 < after.own_s - before.own_s < 1.0
     assert after.host_busy_s - before.host_busy_s > 0.05
     assert 0.1 < after.at_s - before.at_s < 30 and after.host_cores >= 1
+
+
+def test_its_childrens_work_is_its_own_too_and_waiting_is_nobodys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Child:
+        def cpu_times(self) -> SimpleNamespace:
+            return SimpleNamespace(user=20.0, system=30.0)
+
+    class Gone:
+        def cpu_times(self) -> None:
+            raise psutil.NoSuchProcess(1)
+
+    class Process:
+        def children(self, recursive: bool = False) -> list[Child | Gone]:
+            return [Gone(), Child(), *([Child()] if recursive else [])]
+
+    now = psutil.cpu_times()
+    # 70 s of work; a guest's 6 s are in its host's user time already.
+    host = now._make([0.0] * len(now))._replace(
+        user=50.0, system=20.0, idle=1000.0, iowait=30.0, guest=5.0, guest_nice=1.0
+    )
+    monkeypatch.setattr(psutil, "cpu_times", lambda: host)
+    monkeypatch.setattr(psutil, "Process", Process)
+    before = time.process_time()
+    found = cpu_times()
+    assert found.host_busy_s == pytest.approx(70)
+    assert 100 <= found.own_s - before < 110

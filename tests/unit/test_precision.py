@@ -64,10 +64,12 @@ def test_layers_compute_in_the_dtype_that_was_asked_for(
     loss = ClassifierLoss(tiny_network(), "cpu", dtype)
     images, labels = batches(1)[0]
     seen = precision.Observed()
-    with precision.observe(loss.network, seen):
-        value = loss(images, labels)
+    with precision.observe(loss, seen):
+        value = loss(images.contiguous(memory_format=torch.channels_last), labels)
         value.backward()
     assert seen.dtypes == {name}
+    assert seen.by_device["cpu"]["loss"] == {"float32"}
+    assert seen.images == {"cpu": ((8, 3, 8, 8), True)}
     # The loss and the gradients are float32 whatever the layers compute in.
     assert value.dtype == torch.float32
     assert {p.grad.dtype for p in loss.parameters() if p.grad is not None} == {torch.float32}
@@ -143,6 +145,7 @@ def test_a_network_without_the_usual_layers_is_observed_at_those_with_parameters
     with precision.observe(network, seen):
         assert hooks_of(network) == 1
         network(torch.zeros(2, 4, dtype=torch.float64))
+    seen.add("other", torch.zeros(1, dtype=torch.int64))  # indices are no format to compute in
     assert seen.dtypes == {"float64"}
 
 
