@@ -211,20 +211,28 @@ def _is_sliced(handle: Any, library: Any) -> bool:
     return False  # older than that
 
 
+@dataclass
+class Window:
+    """What was done in a window; set before its end."""
+
+    images: int = 0
+
+
 @contextlib.contextmanager
-def window(nvml: Nvml, energy: Energy, images: int = 0, steady: bool = True) -> Iterator[None]:
-    """Add what the devices take inside, for so many images, to `energy`.
+def window(nvml: Nvml, energy: Energy, steady: bool = True) -> Iterator[Window]:
+    """Add what the devices take inside to `energy`, for as many images as the block says.
 
     The devices must be idle at both ends. `steady` is false while a run warms up.
     """
+    done = Window()
     before, started = nvml.energy_j(), time.monotonic()
-    yield
+    yield done
     after = nvml.energy_j()
     seconds = time.monotonic() - started
     if before is None or after is None or after < before:
         energy.reason = energy.reason or nvml.reason or "NVML's counter went backwards"
     else:
-        energy.add(after - before, seconds, images, steady)
+        energy.add(after - before, seconds, done.images, steady)
 
 
 def others(state: Sequence[Gpu], own: Sequence[int]) -> int | None:

@@ -185,7 +185,7 @@ def _train_part(
         return stop.go_on(cell.ranks, before + step)
 
     with (
-        energy.window(segment.nvml, progress.energy, indices.numel(), steady=progress.epoch > 0),
+        energy.window(segment.nvml, progress.energy, steady=progress.epoch > 0) as window,
         observe(cell.loss, segment.observed, active=very_first and not_seen) as hooks,
     ):
         done = engine.train_epoch(
@@ -197,6 +197,7 @@ def _train_part(
             go_on=go_on,
             time_first_step=very_first,
         )
+        window.images = len(done.losses) * indices.shape[1]  # a stop may have left some out
     if very_first:
         _check_first_step(cell, segment.observed.dtypes)  # also where there was one step only
         segment.first_step_s = done.first_step_s

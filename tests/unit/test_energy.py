@@ -142,8 +142,8 @@ def test_joules_are_the_counters_differences_over_all_devices_and_windows(
     nvml = Nvml([0, 1], None, Meter([], millijoules=readings))
     spent = Energy()
     for epoch in range(2):
-        with window(nvml, spent, images=100, steady=epoch > 0):
-            pass
+        with window(nvml, spent, steady=epoch > 0) as done:
+            done.images = 100
     assert (spent.windows, spent.seconds, spent.images) == (2, 4.0, 200)
     assert spent.total_j() == pytest.approx((2000 + 1000 + 500 + 500) / 1000)
     # The first epoch, in which libraries look for their kernels, is no part of an image's share.

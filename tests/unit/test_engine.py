@@ -1,5 +1,8 @@
 """The one training step loop and the one evaluation, against loops written out by hand."""
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -109,12 +112,15 @@ def test_an_epoch_equals_a_loop_written_by_hand_exactly(
     train, clock = split(prepared, "train"), StepClock(CPU)
     torch.manual_seed(11)
     for indices, losses in zip(epochs, expected, strict=True):
+        began = time.perf_counter()
         done = engine.train_epoch(ours, train, indices, clock, [CPU])
+        assert done.time_s <= time.perf_counter() - began
         assert done.losses.tolist() == losses
         assert done.losses.dtype == done.scales.dtype == torch.float32
         assert len(done.scales) == len(done.times.step_ms) == TRAIN // 8
         assert done.first_step_s is None
         assert 0 < done.times.step_ms.sum() / 1e3 <= done.time_s
+        assert (done.times.wait_ms > 0).all() and (done.times.input_ms > 0).all()
         engine.evaluate(ours.loss, split(prepared, "test"), [torch.arange(5)], CPU)
     weights = ours.loss.network.state_dict()
     assert set(weights) == set(expected_weights)
@@ -247,9 +253,10 @@ def answers(prepared: data.Prepared) -> tuple[float, int, float]:
 
 
 def evaluated(prepared: data.Prepared, batches: list[Tensor]) -> Tensor:
-    return engine.evaluate(
-        ClassifierLoss(network(), "cpu", None), split(prepared, "test"), batches, CPU
-    )
+    loss, asked = ClassifierLoss(network(), "cpu", None), list[int]()
+    totals = engine.evaluate(loss, split(prepared, "test"), batches, CPU, asked.append)
+    assert asked == list(range(len(batches)))  # a sign of life before each
+    return totals
 
 
 @pytest.mark.parametrize("batch", [1, 4, 5, 23, 64])
@@ -297,6 +304,20 @@ def test_training_goes_on_in_training_mode_after_an_evaluation(prepared: data.Pr
     ours.loss.network[4].register_forward_hook(lambda module, *_: modes.append(module.training))
     engine.train_epoch(ours, split(prepared, "train"), orders(1)[0], StepClock(CPU), [CPU])
     assert modes == [True] * 6
+
+
+def test_an_evaluation_compiles_nothing(prepared: data.Prepared) -> None:
+    loss, compiled = ClassifierLoss(network(), "cpu", None), []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., object]:
+        compiled.append(graph)
+        return graph.forward
+
+    loss.network.compile(backend=backend)
+    engine.evaluate(loss, split(prepared, "test"), [torch.arange(4)], CPU)
+    assert compiled == []
+    loss.network(torch.zeros(2, 3, SIZE, SIZE))
+    assert len(compiled) == 1
 
 
 def test_an_evaluation_uses_the_cells_precision(prepared: data.Prepared) -> None:

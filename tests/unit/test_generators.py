@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from amp_sweep import checkpoint, generators
@@ -29,6 +30,19 @@ def test_what_is_drawn_inside_is_drawn_again_outside() -> None:
         for _ in range(1000):
             draw()
     assert draw() == inside != draw()
+    with pytest.raises(ArithmeticError), generators.unchanged(CPU):
+        inside = draw()
+        raise ArithmeticError
+    assert draw() == inside
+
+
+@pytest.mark.parametrize("seed", [3, 2**40 + 3])
+def test_a_seed_decides_pythons_and_numpys_numbers(seed: int) -> None:
+    found = []
+    for _ in range(2):
+        generators.seed_others(seed)
+        found.append(draw()[1:])
+    assert found[0] == found[1]
 
 
 def test_states_come_back_from_a_checkpoint(tmp_path: Path) -> None:

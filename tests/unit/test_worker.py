@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -20,7 +21,17 @@ import torch.distributed as dist
 from tensorboard.summary.writer import event_file_writer
 from torch import Tensor, nn
 
-from amp_sweep import checkpoint, config, data, models, parallel, record, track
+from amp_sweep import (
+    checkpoint,
+    config,
+    data,
+    energy,
+    engine,
+    models,
+    parallel,
+    record,
+    track,
+)
 from amp_sweep.config import RunConfig
 from amp_sweep.parallel import Ranks
 from amp_sweep.paths import RunPaths
@@ -261,6 +272,26 @@ def test_the_recorded_accuracy_is_that_of_the_stored_weights(
     assert found.metrics["test_accuracy"] == (answers == truth).sum() / 23
 
 
+def test_each_epoch_trains_on_an_order_of_its_own(
+    tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Tensor] = []
+    real = engine.train_epoch
+
+    def train_epoch(
+        trainer: engine.Trainer, split: data.Split, indices: Tensor, *given: Any, **named: Any
+    ) -> engine.EpochSteps:
+        trained.append(indices)
+        return real(trainer, split, indices, *given, **named)
+
+    monkeypatch.setattr(engine, "train_epoch", train_epoch)
+    run(tmp_path / "run", settings(seed=3))
+    for epoch, indices in enumerate(trained):
+        order = data.epoch_order(50, 3, epoch, True)
+        assert torch.equal(indices, order[:48].view(6, 8))
+    assert len(trained) == 4
+
+
 @pytest.mark.parametrize("network", ["Small", "Chance"])
 def test_a_seed_decides_everything(
     tmp_path: Path, settings: Make, module: str, network: str
@@ -314,6 +345,27 @@ def test_a_stopped_and_resumed_run_ends_bit_for_bit_as_one_that_was_not(
             with getattr(RunPaths(root), table).open() as file:
                 rows.append([{k: r.get(k) for k in columns} for r in csv.DictReader(file)])
         assert rows[0] == rows[1]
+
+
+def test_the_energy_of_an_image_is_that_of_the_images_trained_on_before_a_stop_and_after(
+    tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Meter(energy.Nvml):
+        """Each window takes a joule."""
+
+        readings = itertools.count()
+
+        def energy_j(self) -> float:
+            return float(next(self.readings))
+
+    monkeypatch.setattr(energy, "open_nvml", lambda _devices: Meter())
+    monkeypatch.setattr(energy, "MIN_WINDOW_S", 0.0)
+    cell, root = settings(), tmp_path / "run"
+    run(root, cell, stop=StopAt(8))
+    run(root, cell, resume=True)
+    metrics = record.read(RunPaths(root).record).metrics
+    assert metrics["energy_j"] == 5  # the second epoch in two windows
+    assert metrics["energy_j_per_image"] == pytest.approx(4 / (3 * 48))  # without the first
 
 
 def test_a_damaged_last_checkpoint_costs_only_the_steps_since_the_one_before(
@@ -752,6 +804,14 @@ def test_skipped_steps_are_counted_by_the_halvings_of_the_scale(
     assert metrics["scaler_final_scale"] == 2.0 ** (127 - skipped)
     assert 8 <= skipped < 24
     assert metrics["optimizer_steps"] == 24 - skipped
+
+
+def test_a_scale_that_float32_rounds_down_is_no_skipped_step(
+    tmp_path: Path, settings: Make
+) -> None:
+    run(tmp_path / "run", settings(**SCALER, precision__init_scale=1000.1, epochs=1))
+    metrics = record.read(RunPaths(tmp_path / "run").record).metrics
+    assert metrics["scaler_skipped_steps"] == 0 and metrics["optimizer_steps"] == 6
 
 
 def test_fewer_outputs_than_classes_are_invalid(make: Make) -> None:
