@@ -13,7 +13,7 @@ import torch
 
 from amp_sweep import checkpoint, config, data, parallel, record
 from amp_sweep.config import RunConfig
-from amp_sweep.energy import Energy
+from amp_sweep.energy import Energy, Gpu, Nvml
 from amp_sweep.measure import CpuTimes, cpu_times
 from amp_sweep.messages import RankJob
 from amp_sweep.parallel import Ranks
@@ -289,6 +289,20 @@ def test_a_cell_whose_run_was_another_is_invalid_and_says_both(
         run(tmp_path / "run", settings(scheduler__name="constant"))
 
 
+def test_the_probes_are_told_of_the_mean_step_without_the_first_epoch(
+    cell: tuple[Cell, list[dict[str, Any]]],
+) -> None:
+    rows = [{"images_per_s": rate, "train_time_s": 2.0} for rate in (1.0, 100.0, 50.0)]
+    found = measured.subject(cell[0], Progress(epoch=3, epochs=rows), None)
+    assert found.step_s == pytest.approx((0.04 + 0.08) / 2)  # batches of 4
+    assert found.train_s == 6.0 and found.eager
+    alone = measured.subject(cell[0], Progress(epoch=1, epochs=rows[:1]), None)
+    assert alone.step_s == pytest.approx(4.0)
+    assert measured.subject(cell[0], Progress(), None).step_s is None
+    parts = [*cell[0].train.stored(), *cell[0].test.stored()]
+    assert [tensor.data_ptr() for tensor in found.stored] == [t.data_ptr() for t in parts]
+
+
 # ------------------------------------------------------------------ merging ranks
 
 
@@ -331,6 +345,14 @@ def test_figures_of_two_ranks_become_those_of_the_run() -> None:
     assert metrics["share_gaps"] == pytest.approx(0.2)
     assert metrics["achieved_tflops"] == pytest.approx(4e9 * 100 / 2 / 1e12)  # a device
     assert metrics["mfu"] == pytest.approx(0.002)
+
+
+def test_a_ceiling_that_the_training_passed_and_a_wait_longer_than_the_step_are_no_shares() -> None:
+    figures = merged([findings(ceiling_tflops=0.1, communication_s=0.5)])
+    assert figures.metrics["achieved_tflops"] == pytest.approx(0.2)
+    assert figures.metrics["mfu"] is None
+    assert any(note.startswith("mfu: the training reached more") for note in figures.notes())
+    assert figures.metrics["communication_frac"] == 1.0
 
 
 def test_a_figure_that_one_rank_lacks_is_null_with_that_ranks_reason() -> None:
@@ -400,6 +422,17 @@ def test_energy_is_the_sum_over_ranks_and_any_neighbour_counts(
     assert figures.metrics["energy_j_per_image"] == (joules / 1000 if joules else None)
     assert figures.metrics["contended"] is marked
     assert not any(note.startswith("contended") for note in figures.notes())
+
+
+@pytest.mark.parametrize(
+    ("pids", "contended"), [([7], False), ([7, 8], True), ([7, 8, 9], True), (None, None)]
+)
+def test_one_process_of_others_on_the_device_is_enough(
+    monkeypatch: pytest.MonkeyPatch, pids: list[int] | None, contended: bool | None
+) -> None:
+    state = [Gpu(None, None, None, None, None, pids)]
+    monkeypatch.setattr(Nvml, "state", lambda _self: state)
+    assert measured.contended(Nvml(), [7]) is contended
 
 
 def rank_on(host: str, *, own_s: float, busy_s: float, cores: int = 4, threads: int = 2) -> Any:

@@ -28,6 +28,7 @@ from amp_sweep import (
     energy,
     engine,
     models,
+    optim,
     parallel,
     record,
     track,
@@ -74,6 +75,15 @@ class Stubborn(Small):
     def forward(self, images):
         with torch.autocast("cpu", enabled=False):
             return super().forward(images.float())
+
+class Partly(Small):
+    "Computes its first layer in half precision whatever it is told."
+    def forward(self, images):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            images = self[0](images).float()
+        for layer in list(self)[1:]:
+            images = layer(images)
+        return images
 
 class Late(Small):
     "Puts another layer in the place of its last one when it first sees an image."
@@ -228,6 +238,7 @@ def test_a_cell_from_its_job_to_its_record(tmp_path: Path, settings: Make) -> No
     assert (effective["global_batch"], effective["per_device_batch"]) == (8, 8)
     assert found.metrics["scaler_final_scale"] is None
     assert found.metrics["optimizer_steps"] == 24
+    assert 0 < found.metrics["first_step_s"] < found.epochs[0]["train_time_s"]
 
     # Every null has its reason.
     for name, value in found.metrics.items():
@@ -276,20 +287,26 @@ def test_each_epoch_trains_on_an_order_of_its_own(
     tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[Tensor] = []
+    seconds: list[float] = []
     real = engine.train_epoch
 
     def train_epoch(
         trainer: engine.Trainer, split: data.Split, indices: Tensor, *given: Any, **named: Any
     ) -> engine.EpochSteps:
         trained.append(indices)
-        return real(trainer, split, indices, *given, **named)
+        done = real(trainer, split, indices, *given, **named)
+        seconds.append(done.time_s)
+        return done
 
     monkeypatch.setattr(engine, "train_epoch", train_epoch)
-    run(tmp_path / "run", settings(seed=3))
-    for epoch, indices in enumerate(trained):
+    run(tmp_path / "run", settings(seed=3, checkpoint__every_steps=4))
+    rows = record.read(RunPaths(tmp_path / "run").record).epochs
+    assert len(trained) == 2 * len(rows) == 8  # each in two parts
+    for epoch, row in enumerate(rows):
+        part = slice(2 * epoch, 2 * epoch + 2)
         order = data.epoch_order(50, 3, epoch, True)
-        assert torch.equal(indices, order[:48].view(6, 8))
-    assert len(trained) == 4
+        assert torch.equal(torch.cat(trained[part]), order[:48].view(6, 8))
+        assert row["train_time_s"] == pytest.approx(sum(seconds[part]))
 
 
 @pytest.mark.parametrize("network", ["Small", "Chance"])
@@ -326,6 +343,7 @@ def test_a_stopped_and_resumed_run_ends_bit_for_bit_as_one_that_was_not(
     assert run(parts, cell, stop=StopAt(step)) == record.INTERRUPTED
     halfway = record.read(RunPaths(parts).record)
     assert [row["epoch"] for row in halfway.epochs] == list(range(1, step // 6 + 1))
+    assert halfway.metrics["optimizer_steps"] == step
     assert not RunPaths(parts).final_weights.exists()
     assert run(parts, cell, resume=True) == record.COMPLETED
 
@@ -360,12 +378,16 @@ def test_the_energy_of_an_image_is_that_of_the_images_trained_on_before_a_stop_a
 
     monkeypatch.setattr(energy, "open_nvml", lambda _devices: Meter())
     monkeypatch.setattr(energy, "MIN_WINDOW_S", 0.0)
-    cell, root = settings(), tmp_path / "run"
+    cell, root = settings(measure__price_per_hour=2.0), tmp_path / "run"
     run(root, cell, stop=StopAt(8))
+    stopped = record.read(RunPaths(root).record)
+    stopped.segments[-1]["wall_s"] = 1800.0  # the launcher's figure
+    record.write(RunPaths(root).record, stopped)
     run(root, cell, resume=True)
     metrics = record.read(RunPaths(root).record).metrics
     assert metrics["energy_j"] == 5  # the second epoch in two windows
     assert metrics["energy_j_per_image"] == pytest.approx(4 / (3 * 48))  # without the first
+    assert 1.0 < metrics["cost"] < 1.5  # half an hour and this moment
 
 
 def test_a_damaged_last_checkpoint_costs_only_the_steps_since_the_one_before(
@@ -374,12 +396,15 @@ def test_a_damaged_last_checkpoint_costs_only_the_steps_since_the_one_before(
     cell = settings(checkpoint__every_steps=4)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(whole, cell)
-    run(parts, cell, stop=StopAt(11))
+    run(parts, cell, stop=StopAt(14))  # two epochs are in the tables, one in the checkpoint before
     paths = RunPaths(parts)
     content = paths.last_checkpoint.read_bytes()
     paths.last_checkpoint.write_bytes(content[: len(content) // 2])
     assert run(parts, cell, resume=True) == record.COMPLETED
     assert same_weights(weights(whole, cell), weights(parts, cell))
+    assert paths.steps.read_text() == RunPaths(whole).steps.read_text()
+    with paths.epochs.open() as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2", "3", "4"]
     notes = record.read(paths.record).notes
     assert sum(str(paths.last_checkpoint) in note for note in notes) == 1
 
@@ -757,6 +782,13 @@ def test_a_network_that_computes_in_another_format_is_invalid(
         run(tmp_path / "run", cell)
 
 
+def test_a_part_in_another_format_is_invalid_where_float32_was_asked_for(
+    tmp_path: Path, settings: Make, module: str
+) -> None:
+    with pytest.raises(Invalid, match="computed in bfloat16, float32, requested was float32"):
+        run(tmp_path / "run", settings(model__name=f"{module}:Partly"))
+
+
 def test_weights_that_come_in_the_forward_pass_are_invalid_since_nothing_trains_them(
     tmp_path: Path, settings: Make, module: str
 ) -> None:
@@ -814,6 +846,29 @@ def test_a_scale_that_float32_rounds_down_is_no_skipped_step(
     assert metrics["scaler_skipped_steps"] == 0 and metrics["optimizer_steps"] == 6
 
 
+@pytest.mark.parametrize("scaler", [False, True])
+def test_a_scaler_that_bfloat16_does_not_need_is_told(
+    tmp_path: Path, settings: Make, scaler: bool
+) -> None:
+    run(tmp_path / "run", settings(**{**SCALER, "precision__scaler": scaler}, epochs=1))
+    notes = record.read(RunPaths(tmp_path / "run").record).notes
+    assert any("needs no scaler" in note for note in notes) == scaler
+
+
+@pytest.mark.parametrize("metric", ["epoch_mean", "last_batch"])
+def test_a_schedule_watches_the_loss_that_was_asked_for(
+    tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch, metric: str
+) -> None:
+    watched: list[float] = []
+    monkeypatch.setattr(optim, "step_scheduler", lambda _schedule, loss: watched.append(loss))
+    run(tmp_path / "run", settings(scheduler__metric=metric, track__every_steps=1))
+    with RunPaths(tmp_path / "run").steps.open() as file:
+        steps = [float(row["train_loss"]) for row in csv.DictReader(file)]
+    means = losses(tmp_path / "run")
+    assert means == pytest.approx([sum(steps[at : at + 6]) / 6 for at in (0, 6, 12, 18)])
+    assert watched == (steps[5::6] if metric == "last_batch" else means)
+
+
 def test_fewer_outputs_than_classes_are_invalid(make: Make) -> None:
     assert outputs_of(make(model__outputs=1000), 10) == 1000
     assert outputs_of(make(), 10) == 10
@@ -841,6 +896,7 @@ def test_a_sign_of_life_says_where_the_run_is(tmp_path: Path, settings: Make) ->
     values = json.loads(RunPaths(tmp_path / "run").progress.read_text())
     assert (values["epochs"], values["steps"]) == (4, 6)
     assert 0 <= values["epoch"] <= 4 and 0 <= values["step"] <= 6
+    assert values["doing"].startswith("probe ")  # however soon after the sign before
 
 
 # ------------------------------------------------------------------ before the start
