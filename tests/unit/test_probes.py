@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from amp_sweep import data, engine, models, optim, parallel, precision, probes
+from amp_sweep import ceilings, data, engine, models, optim, parallel, precision, probes
 from amp_sweep.config import OptimizerConfig, RunConfig
 from amp_sweep.parallel import Ranks
 from amp_sweep.precision import ClassifierLoss
@@ -108,6 +108,7 @@ def test_the_share_is_that_of_an_independent_count() -> None:
     for scale, share in ((1.0, found.unscaled), (1024.0, found.scaled)):
         lost = (gradients(torch.float16, scale) == 0) & (exact != 0)
         assert share == pytest.approx(lost.float().mean().item())
+    assert underflow.measure(loss, [(images, labels)] * 2, 1024.0) == found  # of all elements
 
 
 def test_a_scale_that_overflows_is_halved_as_a_scaler_would() -> None:
@@ -206,9 +207,11 @@ def test_the_time_of_operations_is_seen_in_the_backward_pass_too() -> None:
         time.sleep(0.02)  # no operation: a gap
         (inputs @ weight).sum().backward()
 
+    started = time.perf_counter()
     found = busy.measure(lambda: None, step, [CPU])
+    elapsed = time.perf_counter() - started
     assert found.compute_s > found.memory_s > 0 and found.communication_s == 0
-    assert found.window_s is not None
+    assert found.window_s is not None and found.window_s <= elapsed / busy.CPU_STEPS
     assert found.window_s - found.compute_s - found.memory_s > 0.02
 
 
@@ -374,6 +377,39 @@ def test_a_rank_that_fails_before_the_exchange_tells_the_others(
     assert found.reasons["memory_parameters_mib"] == (
         "the memory probe failed: RuntimeError: it failed on rank 1"
     )
+
+
+@pytest.mark.parametrize("scaler", [False, True])
+def test_underflow_is_that_of_the_cells_own_scale_or_of_the_one_it_would_begin_with(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scaler: bool
+) -> None:
+    def seen(_loss: object, _batches: object, scale: float) -> underflow.Underflow:
+        return underflow.Underflow(unscaled=0.5, scaled=0.25, scale=scale)
+
+    monkeypatch.setattr(underflow, "measure", seen)
+    cell = subject(make, tmp_path, init_scale=512.0)
+    if not scaler:
+        cell.trainer.scaler = precision.make_scaler(False, "cpu", 1.0, 1)
+    metrics = probes.run_probes(cell).metrics
+    assert metrics["underflow_scale"] == (1024.0 if scaler else 512.0)
+    assert metrics["underflow_frac"] == (0.25 if scaler else 0.5)
+    assert (metrics["underflow_frac_unscaled"], metrics["underflow_frac_scaled"]) == (0.5, 0.25)
+
+
+def test_a_ceiling_is_told_what_the_training_has_reached(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, Any] = {}
+
+    def measured(*_given: object, **named: Any) -> ceilings.Ceilings:
+        told.update(named)
+        return ceilings.Ceilings(1.0, 1.0)
+
+    monkeypatch.setattr(ceilings, "measured", measured)
+    metrics = probes.run_probes(subject(make, tmp_path, step_s=0.5)).metrics
+    # Four images in half a second.
+    reached = metrics["flops_per_image"] * 8 / 1e12
+    assert told["reached_tflops"] == pytest.approx(reached)
 
 
 def test_in_float32_there_is_no_underflow_to_look_for(make: Make, tmp_path: Path) -> None:
