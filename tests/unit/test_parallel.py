@@ -67,6 +67,8 @@ def test_auto_takes_the_most_devices_that_the_batch_divides_by(name: str, visibl
         assert made.replicas == max(n for n in range(1, visible + 1) if batch % n == 0)
         assert made.global_batch == batch == made.device_batch * made.replicas
         assert made.rank_batch * made.world_size == batch
+        told = any(f"{made.replicas} of {visible} visible" in note for note in made.notes)
+        assert told == (1 < made.replicas < visible)
 
 
 @pytest.mark.parametrize(("name", "device"), [("dp", "cuda"), ("ddp", "cuda"), ("ddp", "cpu")])
@@ -171,8 +173,9 @@ def test_ranks_that_are_told_to_stop_at_different_times_stop_before_the_same_ste
 
 
 def test_a_rank_that_never_answers_a_stop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_sweep.parallel.STOP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("amp_sweep.parallel.STOP_TIMEOUT_S", 1.5 * parallel.STOP_WAIT_S)
     ranks = Ranks(0, 0, 2)
     ranks._store = PrefixStore("amp_sweep", TCPStore("127.0.0.1", 0, is_master=True))
     with pytest.raises(RuntimeError, match=r"rank\(s\) \[1\] did not answer"):
-        ranks.agree_on_stop(4)
+        for step in range(4, 24):  # the time is counted from the first
+            ranks.agree_on_stop(step)
