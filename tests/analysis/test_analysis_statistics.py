@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +93,11 @@ def test_other_seeds_are_no_pairs(theirs: Figure) -> None:
     assert not contrast(ours, theirs, log=False).paired
 
 
+def test_runs_without_a_seed_are_no_pairs_of_one_another() -> None:
+    nobody = Figure(((None, 1.0), (None, 2.0), (None, 3.0)))
+    assert not contrast(nobody, nobody, log=False).paired
+
+
 def test_one_run_and_values_without_a_logarithm_have_no_contrast() -> None:
     with pytest.raises(ValueError, match="fewer than two runs"):
         contrast(figure([1.0]), figure([1.0, 2.0]), log=True)
@@ -109,12 +115,22 @@ def test_figures_without_any_spread_are_equal_or_different_for_sure() -> None:
     assert (other.p_above(), 1 - other.p_above()) == (0.0, 1.0)
 
 
-def test_accuracies_in_coarse_steps_are_not_certain_because_seeds_agree() -> None:
+@pytest.mark.parametrize("log", [True, False])
+def test_a_difference_in_the_last_digit_of_a_float_is_none(log: bool) -> None:
+    assert contrast(figure([1.0, 1.0 + 2**-52]), figure([1.0, 1.0]), log=log).identical
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("known", [1 / 360, 0.0])  # the number of test images of the other side
+def test_accuracies_in_coarse_steps_are_not_certain_because_seeds_agree(
+    paired: bool, known: float
+) -> None:
     # Three seeds, each one image of 360 better: without the step's variance p would be 0.
     better = figure([0.95 + 1 / 360] * 3, 1 / 360)
-    found = contrast(better, figure([0.95] * 3, 1 / 360), log=False)
+    found = contrast(better, figure([0.95] * 3, known), log=False, interleaved=paired)
     # By hand: a value is known within a step, variance step^2 / 12, twice in a difference.
     assert found.se == pytest.approx(math.sqrt(2 * (1 / 360) ** 2 / 12 / 3))
+    assert found.df == pytest.approx(2 if paired else 4)
     assert 0.01 < found.p_two_sided() < 0.1
 
 
@@ -127,6 +143,12 @@ def test_the_interval_of_a_time_does_not_begin_below_zero() -> None:
     # By hand: t(0.975, 1 df) = 12.706, sd / sqrt(2) = 1.3.
     assert found.high == pytest.approx(1.5 + 12.706 * 1.3, rel=1e-4)
     assert mixed.low < 0.0
+
+
+def test_an_interval_beyond_the_largest_float_has_an_end() -> None:
+    # By hand: 12.706 standard errors of the log ratio, 68 each, are e to the 860th.
+    wild = contrast(figure([1e-30, 1e29]), figure([1.0, 1.0]), log=True).interval()
+    assert 0.0 <= wild.low < 1.0 < wild.high < math.inf
 
 
 def test_the_mean_has_scipys_interval() -> None:
@@ -208,6 +230,11 @@ def test_the_number_of_seeds_advised_gives_the_power_promised() -> None:
         critical = stats.t.ppf(1 - alpha / 2, total - 1)
         power = stats.nct.sf(critical, total - 1, away / math.sqrt(variance / total))
         assert 0.75 < power < 0.93
+        # The smallest such number, by trying each.
+        t = {n: stats.t.ppf(1 - alpha / 2, n - 1) + stats.t.ppf(0.8, n - 1) for n in range(2, 1000)}
+        assert total == next(n for n, both in t.items() if n * away**2 >= variance * both**2)
+    # The cell with the fewest runs is the one that lacks them.
+    assert more_seeds(replace(few, n=(3, 200)), away, alpha) == (low, high)
     assert more_seeds(few, 1e-7, alpha) == (None, None)
 
 

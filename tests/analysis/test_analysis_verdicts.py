@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from analysis.statistics import Figure
 from analysis.verdicts import (
@@ -59,10 +60,13 @@ def test_verdicts_say_which_way_is_better(name: str, higher: str, lower: str) ->
 def test_a_time_is_judged_after_the_speed_has_shown_a_difference() -> None:
     base, quick = figure(1.00, 1.01, 0.99), figure(2.00, 2.02, 1.99)
     times = of("train_time_s", base, quick)
-    assert judged([of("images_per_s", quick, base), times])[1].verdict == FASTER
-    assert judged([of("images_per_s", base, figure(1.0, 1.02, 0.97)), times])[1].verdict == (
-        NO_DIFFERENCE
-    )
+    speed = of("images_per_s", quick, base)
+    both = judged([speed, times])
+    assert both[1].verdict == FASTER
+    assert both[0].p_adjusted == speed.p  # the time costs the speed nothing
+    memory = of("peak_rss_mib", quick, base)  # a difference, and none of speed
+    [_, more, time] = judged([of("images_per_s", base, figure(1.0, 1.02, 0.97)), memory, times])
+    assert (more.verdict, time.verdict) == (MORE, NO_DIFFERENCE)
 
 
 def test_a_time_without_a_speed_is_judged_on_its_own() -> None:
@@ -90,16 +94,47 @@ def test_accuracy_is_not_inferior_only_where_a_loss_beyond_the_margin_is_exclude
     assert judged([of(ACCURACY, vague, base)], margin=0.05)[0].verdict == NOT_INFERIOR
 
 
+@pytest.mark.parametrize(("sure", "cells", "verdict"), [(0.98, 1, NOT_INFERIOR),
+                                                       (0.97, 1, NOT_DECIDED),
+                                                       (0.98, 2, NOT_DECIDED)])  # fmt: skip
+def test_a_loss_of_the_margin_is_excluded_one_sided_at_half_of_alpha_over_all_cells(
+    sure: float, cells: int, verdict: str
+) -> None:
+    one = of(ACCURACY, figure(0.8995, 0.9012, 0.8986, 0.9006), figure(0.900, 0.901, 0.899, 0.9005))
+    assert one.contrast is not None
+    # The margin which a one-sided t test excludes with this confidence.
+    margin = float(stats.t.ppf(sure, 3)) * one.contrast.se - one.estimate
+    assert {each.verdict for each in judged([one] * cells, margin)} == {verdict}
+
+
+def test_more_seeds_would_show_a_difference_or_exclude_the_margin_at_their_share_of_alpha() -> None:
+    base, vague = figure(0.900, 0.901, 0.899, 0.9005), figure(0.890, 0.905, 0.893, 0.909)
+    open_ = of(ACCURACY, vague, base)
+    lower = of(ACCURACY, figure(0.880, 0.895, 0.883, 0.899), base)
+    faster = of("images_per_s", figure(2.0, 2.02, 2.0), figure(1.0, 1.01, 1.0))
+    found = judged([faster, open_, open_, lower])
+    assert [each.verdict for each in found] == [FASTER] + [NOT_DECIDED] * 3
+    # By hand: the means differ by 0.0875 and 1.0875 points, the margin is 0.5 points.
+    either = ((0.000875, 0.05 / 3), (0.004125, 0.05 / 3))
+    ways = [either, either, ((0.010875, 0.05 / 3),)]  # what looks worse than the margin: one way
+    assert [each.open_ways for each in found[1:]] == [
+        tuple(pytest.approx(way) for way in each) for each in ways
+    ]
+
+
 def test_a_small_loss_may_be_shown_and_lie_within_the_margin() -> None:
     base = figure(0.900, 0.905, 0.895)
     [found] = judged([of(ACCURACY, figure(0.898, 0.9031, 0.893), base)])
     assert (found.verdict, found.within_margin) == (WORSE, True)
+    [found] = judged([of(ACCURACY, figure(0.888, 0.8931, 0.883), base)])
+    assert (found.verdict, found.within_margin) == (WORSE, False)
 
 
 def test_one_run_has_an_estimate_and_no_verdict() -> None:
     [found] = judged([of("images_per_s", figure(2.0), figure(1.0))])
     assert (found.estimate, found.interval, found.verdict) == (2.0, None, "")
     assert found.reason == "one run each"
+    assert effect("images_per_s", figure(2.0), figure(0.0)) is None  # no ratio
     [mixed] = judged([of("images_per_s", figure(2.0), figure(1.0, 1.1))])
     assert mixed.reason == "one run on a side"
 
@@ -116,6 +151,8 @@ def test_what_is_the_same_in_every_run_is_identical_and_costs_the_others_nothing
     found = judged([same, same, same, speed])
     assert [each.verdict for each in found] == [IDENTICAL] * 3 + [FASTER]
     assert found[-1].p_adjusted == alone.p_adjusted
+    # The same on average is not the same in every run.
+    assert verdict("peak_rss_mib", figure(512.0, 513.0), figure(513.0, 512.0)) == NO_DIFFERENCE
 
 
 def test_many_comparisons_are_adjusted() -> None:
@@ -127,7 +164,10 @@ def test_many_comparisons_are_adjusted() -> None:
         for i in range(40)
     ]
     assert judged([speed])[0].verdict == FASTER
-    assert judged([speed, *others])[0].verdict == NO_DIFFERENCE
+    times = of("train_time_s", figure(1.00, 1.01, 0.99), figure(2.00, 2.02, 1.99))
+    assert judged([speed, times])[1].verdict == FASTER
+    found = judged([speed, times, *others])
+    assert [each.verdict for each in found[:2]] == [NO_DIFFERENCE] * 2
 
 
 def false_share(
