@@ -8,7 +8,8 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.frame import load
-from analysis.gate import BadBaseline, Tolerances, check, failed, legend, read
+from analysis.gate import BadBaseline, Tolerances, check, failed, grid, legend, read
+from analysis.verdicts import ACCURACY
 from tests.analysis.synthetic import BASE, TRUTHS, Truth, write_sweep
 
 Make = Callable[..., Path]
@@ -84,12 +85,21 @@ def test_what_got_worse_fails_with_a_table(
     assert "WORSE" in first
 
 
-def test_a_tolerance_allows_a_loss(tmp_path: Path, baseline: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "allowed"),
+    [
+        ({"images_per_s": 1600.0}, ("speed=20%", "speed=0.05")),
+        ({"memory_mib": 1300.0}, ("memory=0.2", "speed=0.2")),
+        ({"accuracy": 0.88}, ("accuracy=0.03", "accuracy=0.01")),
+    ],
+)
+def test_a_tolerance_allows_a_loss_of_its_own_figure(
+    tmp_path: Path, baseline: Path, changed: dict[str, float], allowed: tuple[str, str]
+) -> None:
     at = ("none", "autocast")
-    sweep = now(tmp_path, {at: replace(CELLS[at], images_per_s=1600.0)})
-    arguments = [str(sweep), "--check", str(baseline), "--tolerance"]
-    assert main([*arguments, "speed=20%"]) == 0
-    assert main([*arguments, "speed=0.05"]) == 1
+    sweep = now(tmp_path, {at: replace(CELLS[at], **changed)})
+    for tolerance, code in zip(allowed, (0, 1), strict=True):
+        assert main([str(sweep), "--check", str(baseline), "--tolerance", tolerance]) == code
 
 
 def test_a_change_within_the_noise_passes(tmp_path: Path, baseline: Path) -> None:
@@ -117,6 +127,23 @@ def test_single_runs_are_held_against_the_tolerance_alone(tmp_path: Path, baseli
     [one] = [c for c in found if "none x autocast" in c.cell and c.figure == "images_per_s"]
     assert one.verdict == "WORSE"
     assert "the noise is not known" in one.why
+
+
+@pytest.mark.parametrize(
+    ("loss", "verdict"), [(0.008, "ok"), (0.009, "WORSE"), (-0.009, "improved")]
+)
+def test_accuracies_of_single_runs_may_differ_by_what_their_test_images_can_tell(
+    tmp_path: Path, loss: float, verdict: str
+) -> None:
+    sides = []
+    for accuracy in (0.9, 0.9 - loss):
+        exact = {("none", "fp32"): replace(BASE, accuracy=accuracy, accuracy_sd=0.0)}
+        sides.append(load(write_sweep(tmp_path / str(accuracy), exact, 1))[0])
+    # By hand: two standard errors, each of 0.9 * 0.1 / 10,000 images and its like, are 0.0085.
+    found = {c.figure: c for c in check(sides[1], sides[0], Tolerances())}[ACCURACY]
+    assert found.verdict == verdict
+    [row] = grid([found]).rows
+    assert row[2:4] == [["0.9000"], [f"{0.9 - loss:.4f}"]]
 
 
 @pytest.mark.parametrize("status", ["failed", "oom", "diverged", "pending"])
@@ -217,11 +244,41 @@ def test_single_runs_have_no_interval_to_explain(tmp_path: Path) -> None:
     assert legend([]) == []
 
 
-def test_disturbed_speeds_are_not_compared(tmp_path: Path, baseline: Path) -> None:
-    sweep = now(tmp_path, {}, segments=2)
-    found = outcomes(sweep, baseline)
-    assert found["none x fp32", "images_per_s"] == "not compared"
-    assert found["none x fp32", "test_accuracy"] == "ok"
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ({}, {"segments": 2}, "stitched"),
+        ({"segments": 2}, {}, "baseline stitched"),
+        ({}, {"environment": {"cpu": "AMD EPYC"}}, "another host"),
+    ],
+)
+def test_disturbed_speeds_are_not_compared(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], why: str
+) -> None:
+    one = {("none", "fp32"): BASE}
+    old = load(write_sweep(tmp_path, one, 2, sweep="before", **before))[0]
+    found = check(load(write_sweep(tmp_path, one, 2, sweep="now", **after))[0], old, Tolerances())
+    speed = next(each for each in found if each.figure == "images_per_s")
+    assert speed.verdict == "not compared" and speed.why.startswith(why)
+    assert next(each for each in found if each.figure == ACCURACY).verdict == "ok"
+
+
+def test_another_number_of_devices_is_not_compared(tmp_path: Path) -> None:
+    one = {("ddp", "fp32"): BASE}
+    old = load(write_sweep(tmp_path, one, 1, sweep="before"))[0]
+    two = {"world_size": 2, "device_names": ["NVIDIA H200"] * 2}
+    [found] = check(load(write_sweep(tmp_path, one, 1, effective=two))[0], old, Tolerances())
+    assert (found.verdict, found.why) == ("not compared", "devices 2 against 1")
+
+
+def test_one_seed_of_a_cell_that_failed_is_worse(tmp_path: Path, make_run: Make) -> None:
+    old = load(write_sweep(tmp_path, {("none", "fp32"): BASE}, 2, sweep="before"))[0]
+    sweep = write_sweep(tmp_path, {("none", "fp32"): BASE}, 1, sweep="now")
+    make_run(seed=1, sweep="now", gpu=True, status="failed")
+    found = check(load(sweep)[0], old, Tolerances())
+    assert [(each.figure, each.why) for each in found if each.verdict == "WORSE"] == [
+        ("", "1 of 2 failed")
+    ]
 
 
 @pytest.mark.parametrize(

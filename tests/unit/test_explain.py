@@ -98,35 +98,149 @@ def told(run: Record, width: int = 200) -> str:
     return capture.get()
 
 
-def test_every_known_figure_is_told() -> None:
-    text = told(full())
-    for words in (
-        *("ddp x scaler, seed 3: completed", "outputs/story/run", "mixed: nothing dominates"),
-        *("parallel=ddp precision=scaler", "width 0.5", "227 px", "lr 0.0001", "plateau"),
-        *(
-            "2 x NVIDIA H200",
-            "nccl",
-            "64 a step, 32 a device",
-            "alike on 2 replicas",
-            "device, one kernel",
+# Each figure of `full`, with its name and its unit.
+STORY = """
+ddp x scaler, seed 3: completed
+outputs/story/run
+In a word
+  mixed: nothing dominates the time
+Asked for
+  command    parallel=ddp precision=scaler
+  model      alexnet, width 0.5
+  data       cifar10, 227 px, input: resident
+  batch      64 (global)
+  epochs     20
+  parallel   ddp, devices 2
+  precision  scaler, autocast, dtype auto, gradient scaler
+  optimizer  adamw, lr 0.0001
+  scheduler  plateau
+What ran
+  devices          2 x NVIDIA H200
+  processes        2
+  backend          nccl
+  batch            64 a step, 32 a device
+  steps            15620 in all
+  images           50000 to train, 10000 to test
+  input            device, one kernel
+  autocast         float16
+  computed in      convolution float16, linear float16, loss float32 (alike on 2 replicas)
+  gradient scaler  on
+  TF32             matrix products off, convolutions on
+  cudnn benchmark  on
+  memory format    channels_last
+  speed-ups        compile=default, cuda_graph=True
+  threads          8
+Time
+  start-up    3.5 s
+  compiling   17.0 s
+  first step  1.2 s
+  training    1 m 01 s
+  whole run   1 m 35 s
+  a step      4.11 / 4.22 / 4.33 ms (p50 / p95 / p99)
+  images/s    15,555.5
+Where the time went
+  waiting for input              10%  ███
+  nothing to do                  20%  ██████
+  matrix products, convolutions  40%  ████████████
+  other work on the device       25%  ████████
+  waiting for gradients           5%  ██
+Result
+  test accuracy    0.8186
+  best epoch's     0.8201
+  train loss       0.3210
+  optimizer steps  15,618
+Memory
+  at the peak of a step, MiB     device 0          device 1
+  parameters                        100.0   13.9%     200.0   14.1%
+  gradients                         101.0   14.0%     201.0   14.1%
+  optimizer                         102.0   14.1%     202.0   14.2%
+  activations                       103.0   14.3%     203.0   14.3%
+    of which saved for backward      50.5    7.0%      60.5    4.3%
+  input                             104.0   14.4%     204.0   14.4%
+    of which data set                33.2    4.6%      34.2    2.4%
+  workspace                         105.0   14.6%     205.0   14.4%
+  unattributed                      106.0   14.7%     206.0   14.5%
+  sum                               721.0  100.0%   1,421.0  100.0%
+  peak allocated in training  1,533, 1,600 MiB
+  peak reserved               1,700, 1,800 MiB
+  reserved, not allocated     167, 200 MiB
+  process (RSS)               2,222, 2,333 MiB
+  process above its start     1,111, 1,212 MiB
+Energy and cost
+  energy                        31,234 J
+  per image                     0.03123 J
+  other programs on the device  no
+  GPU 0 at the end              SM 1755 MHz, memory 3201 MHz, power limit 700.0 W, 61 C,
+                                clock held by: power cap
+  cost                          0.2111 at 4 per device and hour
+Work
+  per image     4.155 GFLOP, forward and backward
+  achieved      32.3 TFLOP/s a device
+  ceiling       789 TFLOP/s, measured on this device
+  share of it   4.1%
+  copy ceiling  4,240 GB/s
+Mixed precision
+  gradients      the scaler mattered at the end of training: 25.000% of the gradient's elements
+                 become zero in half precision without a scale, 0.100% with 65536
+  final scale    65536
+  skipped steps  2
+Communication
+  exchange of gradients  adds 5.0% to a step, not hidden behind other work
+Environment
+  host        node7
+  GPU         NVIDIA H200
+  CPU         Some CPU, 16 cores for this run
+  versions    python 3.12.3, torch 2.11.0, torchvision 0.26.0, cuda 13.0, driver 580.1
+  commit      abcdef0, with uncommitted changes
+  SLURM jobs  4711
+Notes
+  - a remark of its own
+"""
+
+
+def test_every_known_figure_stands_beside_its_name() -> None:
+    assert told(full()).split() == STORY.split()
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "line"),
+    [
+        ("metrics", {"contended": True}, "other programs on the device yes: times are not"),
+        ("metrics", {"share_gaps": None}, "gaps: not known: the profiler lost it"),
+        ("effective", {"scaler_enabled": False}, "gradient scaler off"),
+        ("effective", {"scaler_enabled": False}, "gradients a scaler would matter"),
+        ("effective", {"world_size": 1}, "exchange of gradients none: one process"),
+        ("effective", {"compile": "off"}, "speed-ups cuda_graph=True"),
+        ("config", {"precision": {"name": "fp32", "tf32": True}}, "precision fp32, TF32"),
+        (
+            "config",
+            {"data": {"pipeline": "x", "decode": "device"}},
+            "x, JPEG decoded by the device",
         ),
-        *("convolution float16", "loss float32", "matrix products off, convolutions on"),
-        *("channels_last", "compile=default, cuda_graph=True"),
-        *("3.5 s", "17.0 s", "1.2 s", "1 m 01 s", "1 m 35 s", "4.11 / 4.22 / 4.33 ms"),
-        *("15,555.5", "0.8186", "0.8201", "15,618"),
-        *("40%", "25%", "50.5", "34.2", "1,533, 1,600 MiB", "167, 200 MiB", "1,111, 1,212 MiB"),
-        *("31,234 J", "0.03123 J", "0.2111 at 4 per device and hour", "power limit 700.0 W"),
-        *("clock held by: power cap", "4.155 GFLOP", "32.3 TFLOP/s", "789 TFLOP/s", "4.1%"),
-        *("4,240 GB/s", "65536", "adds 5.0% to a step", "Some CPU, 16 cores", "driver 580.1"),
-        *("abcdef0, with uncommitted changes", "4711", "a remark of its own"),
-    ):
-        assert words in text, words
-    assert "not known" not in text
+        ("environment", {"git_dirty": False}, "commit abcdef0 SLURM"),
+    ],
+)
+def test_what_else_a_record_may_say_is_told(
+    section: str, changes: dict[str, Any], line: str
+) -> None:
+    run = full()
+    getattr(run, section).update(changes)
+    # The first names a figure and gives no reason.
+    run.notes = ["share_gaps is odd", "share_gaps: the profiler lost it"]
+    assert line in " ".join(told(run).split())
 
 
-def test_the_memory_of_each_device_is_told_with_its_sum() -> None:
-    (line,) = [line for line in told(full()).splitlines() if line.strip().startswith("sum")]
-    assert line.split() == ["sum", "721.0", "100.0%", "1,421.0", "100.0%"]
+def test_the_parts_of_a_resumed_run_are_told_with_the_gpus_of_the_last() -> None:
+    run = full()
+    run.segments = [
+        {"started_at": "monday", "from_epoch": 0, "to_epoch": 3, "hostname": "node7",
+         "gpus_end": [{"temperature_c": 50}]},
+        {"started_at": "tuesday", "from_epoch": 3, "to_epoch": 20, "device": "cuda",
+         "gpus_end": [{"temperature_c": 70}]},
+    ]  # fmt: skip
+    text = " ".join(told(run).split())
+    assert "Segments monday epochs 0 to 3 on node7 tuesday epochs 3 to 20 on cuda" in text
+    assert "70 C" in text and "50 C" not in text
 
 
 def test_what_is_not_known_says_why() -> None:
@@ -150,7 +264,8 @@ def test_what_is_not_known_says_why() -> None:
     ("without", "scaled", "enabled", "words"),
     [
         (0.25, 0.001, True, "the scaler mattered"),
-        (0.0002, 0.0001, True, "the scaler did not matter"),
+        (0.0011, 0.0002, True, "the scaler did not matter"),
+        (0.0012, 0.0001, True, "the scaler mattered"),
         (0.25, 0.001, False, "a scaler would matter"),
         (0.0, 0.0, False, "a scaler would not matter"),
     ],
