@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import analysis
 from analysis.answer import TableAnswer, answer, reasons, sentences
@@ -150,6 +151,43 @@ def test_the_truly_best_cell_is_among_those_named(tmp_path: Path) -> None:
         several += len(fastest.ties) > 0
     assert named >= 23
     assert several >= 20  # else nothing was open
+
+
+@pytest.mark.parametrize(
+    ("sure", "others", "tied"),
+    [(0.96, 0, False), (0.94, 0, True), (0.96, 1, True), (0.98, 1, False)],
+)
+@pytest.mark.parametrize(
+    ("question", "figure", "away"),
+    [
+        ("Fastest", "images_per_s", 0.05),
+        ("Least memory", "peak_rss_mib", -0.05),
+        ("Most accurate", "test_accuracy", 0.003),  # less than the margin: single runs would tie
+    ],
+)
+def test_a_cell_is_tied_with_the_best_unless_a_one_sided_test_sets_it_apart(
+    make_run: Make, question: str, figure: str, away: float, sure: float, others: int, tied: bool
+) -> None:
+    # Three pairs whose differences have this t, one-sided; Bonferroni counts the other cells.
+    sd = abs(away) * 3**0.5 / float(stats.t.ppf(sure, 2))
+    accuracy = figure == "test_accuracy"
+    for seed, at in enumerate((away - sd, away, away + sd)):
+        images = {"effective": {"test_images": 10**9}}
+        values = {"none": 0.0, "dp": at, **({"ddp": -20 * away - at} if others else {})}
+        for parallel, value in values.items():
+            told = 0.5 + value if accuracy else 100.0 * float(np.exp(value))
+            sweep = make_run(parallel, seed=seed, metrics={figure: told}, **images).parent
+    found = best(answered(sweep)[1], question)
+    assert found.best == ("dp", "fp32")
+    assert found.ties == ((("none", "fp32"),) if tied else ())
+
+
+def test_what_is_half_a_percent_slower_is_as_fast_and_what_is_more_is_not(make_run: Make) -> None:
+    for seed in range(3):
+        for parallel, speed in (("none", 9951.0), ("dp", 9949.0), ("ddp", 10000.0)):
+            sweep = make_run(parallel, seed=seed, metrics={"images_per_s": speed}).parent
+    fastest = best(answered(sweep)[1], "Fastest")
+    assert (fastest.best, fastest.ties) == (("ddp", "fp32"), (("none", "fp32"),))
 
 
 def test_disturbed_times_have_no_verdict_and_say_why(make_matrix: Make) -> None:
@@ -355,6 +393,38 @@ def test_single_accuracies_within_the_test_images_own_error_are_no_loss(make_run
     error = 2 * np.sqrt(0.95 * 0.05 / 360 + 0.93 * 0.07 / 360)
     assert error == pytest.approx(0.035, abs=0.001)
     sweep = make_run("none", "autocast", gpu=True, metrics={"test_accuracy": 0.93}, **images).parent
-    assert answered(sweep)[1].trade_off.best == ("none", "autocast")
+    _, said = answered(sweep)
+    assert said.trade_off.best == ("none", "autocast")
+    assert best(said, "Most accurate").ties == (("none", "autocast"),)
     make_run("none", "autocast", gpu=True, metrics={"test_accuracy": 0.90}, **images)
-    assert answered(sweep)[1].trade_off.best == ("none", "fp32")
+    _, said = answered(sweep)
+    assert said.trade_off.best == ("none", "fp32")
+    assert best(said, "Most accurate").ties == ()
+
+
+@pytest.mark.parametrize(("gpu", "chosen"), [(True, "none"), (False, "ddp")])
+def test_the_trade_off_counts_the_speed_of_one_gpu_and_of_all_processes(
+    make_run: Make, gpu: bool, chosen: str
+) -> None:
+    memory = "peak_allocated_mib" if gpu else "peak_rss_mib"
+    make_run("none", gpu=gpu, metrics={"images_per_s": 1000.0, memory: 590.0})
+    own = {"images_per_s": 1500.0, memory: 600.0}
+    make_run("ddp", gpu=gpu, metrics=own)
+    # Twice the memory for a third more speed.
+    sweep = make_run("dp", gpu=gpu, metrics={"images_per_s": 2000.0, memory: 1200.0}).parent
+    _, said = answered(sweep)
+    assert said.front == (("dp", "fp32"), ("ddp", "fp32"), ("none", "fp32"))  # by speed
+    assert said.trade_off.best == (chosen, "fp32")
+    assert not said.trade_off.decided
+
+
+def test_a_loss_within_the_margin_is_none_for_the_trade_off(make_run: Make) -> None:
+    for seed in range(3):
+        here = 0.90 + 0.01 * seed
+        lower = here - 0.002 - 1e-5 * seed
+        for parallel, speed, accuracy in (("none", 1e3, here), ("dp", 2e3, lower)):
+            figures = {"images_per_s": speed + seed, "test_accuracy": accuracy}
+            sweep = make_run(parallel, seed=seed, metrics=figures).parent
+    table, said = answered(sweep)
+    assert table.cells["dp", "fp32"].effects["test_accuracy"].verdict == "worse"
+    assert said.trade_off.best == ("dp", "fp32")

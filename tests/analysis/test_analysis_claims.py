@@ -1,7 +1,11 @@
 """The article's claims where a parallelism or a precision was run in several variants."""
 
+import math
 from pathlib import Path
 from typing import Any
+
+import pytest
+from scipy import stats
 
 from analysis import claims
 from analysis.claims import ClaimFound
@@ -64,3 +68,34 @@ def test_a_variant_that_is_none_of_the_articles_cells_takes_no_claim(
         sweep = make_run("none", "fp32", seed, gpu=True, settings=article).parent
         make_run("none", "autocast", seed, gpu=True, settings=bfloat16)
     assert found(sweep) == {}
+
+
+@pytest.mark.parametrize(
+    ("sure", "others", "verdict"),
+    [(0.96, 0, "held"), (0.94, 0, "not decided"), (0.96, 1, "not decided"), (0.98, 1, "held")],
+)
+def test_the_intervals_of_all_claims_hold_together(
+    make_run: MakeRun, article: dict[str, Any], sure: float, others: int, verdict: str
+) -> None:
+    # By hand: the two-sided interval of this confidence of the three log ratios ends at 1.
+    sd = 0.05 * math.sqrt(3) / float(stats.t.ppf((1 + sure) / 2, 2))
+    for seed, away in enumerate((0.05 - sd, 0.05, 0.05 + sd)):
+        speeds = {"fp32": 0.0, "scaler": -away, **({"autocast": away} if others else {})}
+        for precision, speed in speeds.items():
+            # Without accuracies the claims on them are not tested.
+            metrics = {"images_per_s": 1000 * math.exp(speed), "test_accuracy": None}
+            sweep = make_run("none", precision, seed, settings=article, metrics=metrics).parent
+    claim = found(sweep)["the scaler makes training slower than fp32"]
+    assert claim.verdict == verdict
+    assert claim.evidence.startswith("0.95x (") and claim.evidence.endswith(") images/s")
+
+
+def test_a_disturbed_run_decides_no_claim_on_speed(
+    make_run: MakeRun, article: dict[str, Any]
+) -> None:
+    for seed in range(3):
+        make_run("none", "fp32", seed, settings=article, metrics={"images_per_s": 1000.0 + seed})
+        busy = {"images_per_s": 500.0 + seed, "contended": True}
+        sweep = make_run("none", "scaler", seed, settings=article, metrics=busy).parent
+    claim = found(sweep)["the scaler makes training slower than fp32"]
+    assert claim.verdict == "not decided" and "contended" in claim.evidence
