@@ -1,5 +1,6 @@
 """What `status` says of a cell: from its record, its lock, and what SLURM says about its job."""
 
+import datetime
 import json
 import os
 import socket
@@ -53,6 +54,55 @@ def test_a_running_cell_shows_its_job_its_node_and_the_time_left(paths: RunPaths
     )
     assert kind == record.RUNNING
     assert words.startswith("epoch 2/4, step 5, about ") and "left; job 12_3 on elsewhere" in words
+
+
+@pytest.mark.parametrize(
+    ("from_epoch", "left"),
+    [
+        (0, "2 m 47 s"),  # 3 of 8 half epochs in 100 s: 5 are left
+        (1, "8 m 20 s"),  # resumed: 1 half epoch in 100 s
+        (None, "2 m 47 s"),
+    ],
+)
+def test_the_time_left_follows_from_what_this_segment_has_done(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, from_epoch: int | None, left: str
+) -> None:
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> "Clock":
+            return cls(2026, 1, 1, 0, 1, 40, tzinfo=tz)
+
+    monkeypatch.setattr(status.datetime, "datetime", Clock)
+    paths.progress.write_text(json.dumps({"epoch": 1, "epochs": 4, "step": 5, "steps": 10}))
+    running = found(record.RUNNING)
+    running.segments[-1]["from_epoch"] = from_epoch
+    with Lock(paths.lock):
+        _, words = status.status_and_detail(paths, running)
+    assert words.startswith(f"epoch 2/4, step 5, about {left} left; ")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "counted", "code"),
+    [
+        ([record.COMPLETED, record.COMPLETED], "2 completed", 0),
+        ([record.COMPLETED, record.FAILED], "1 completed, 1 failed", 1),
+        ([record.COMPLETED, record.RUNNING], "1 completed, 1 interrupted", 1),  # nobody holds it
+        ([record.COMPLETED, None], "1 completed", 1),  # a record that cannot be read
+    ],
+)
+def test_it_is_a_success_only_where_every_cell_is_completed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kinds: list[str | None],
+    counted: str,
+    code: int,
+) -> None:
+    for number, kind in enumerate(kinds):
+        here = RunPaths(tmp_path / str(number))
+        here.root.mkdir()
+        here.record.write_text("{") if kind is None else record.write(here.record, found(kind))
+    assert status.main([str(tmp_path)]) == code
+    assert capsys.readouterr().out.splitlines()[-1] == counted
 
 
 def test_a_running_record_of_a_job_that_is_over_is_interrupted(paths: RunPaths) -> None:
