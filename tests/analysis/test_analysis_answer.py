@@ -226,6 +226,8 @@ def test_disturbed_times_have_no_verdict_and_say_why(make_matrix: Make) -> None:
     fastest = best(answer(comparison).tables[comparison.tables.index(table)], "Fastest")
     assert fastest.best == ("none", "autocast")  # not the contended one
     assert ("dp", "fp32") in dict(fastest.unranked)
+    behind = "none x scaler, dp x autocast, dp x scaler, ddp x fp32"
+    assert fastest.text.endswith(f"; without a verdict: {behind}")
 
 
 CONTENDED = "contended: its run was disturbed by other processes"

@@ -212,6 +212,20 @@ def test_no_value_in_any_field_of_a_record_stops_the_program(
 
 def test_markdown_shows_text_as_it_is() -> None:
     assert markdown_escape("a|b*c_d _e_ <f> [g]") == r"a\|b\*c_d \_e\_ \<f\> \[g\]"
+    assert markdown_escape("~a~ $b$ &c; `d` \\") == r"\~a\~ \$b\$ \&c; \`d\` \\"
+
+
+def test_markdown_shows_what_records_hold_as_it_is(make_matrix: Make) -> None:
+    evil = "a <i>|"
+    error = {"type": "E", "message": evil, "rank": 0}
+    but = {("dp", "fp32"): {"status": "failed", "error": error}}
+    made = make_matrix(but=but, notes=(f"no effect here: {evil}",), settings={"model.name": evil})
+    comparison = compare(load(made)[0])
+    lines = markdown(comparison, answer(comparison), [evil], "c").splitlines()
+    starts = ("## a", "1. no effect", "- dp x fp32, seed 0: FAILED", "- Warning: a")
+    for start in starts:
+        [line] = [line for line in lines if line.startswith(start)]
+        assert r"a \<i\>\|" in line and "<i>" not in line
 
 
 def test_latex_shows_text_as_it_is() -> None:
@@ -219,6 +233,10 @@ def test_latex_shows_text_as_it_is() -> None:
         r"50\% a\_b \& \#1 \$x\$ \{y\} \textbackslash{}z \textasciitilde{} \textasciicircum{}"
     )
     assert latex_escape("--baseline [x]") == "-{}-baseline {[}x{]}"
+    assert latex_escape('<a> | "b" `c` d* ±') == (
+        r"\textless{}a\textgreater{} \textbar{} \textquotedbl{}b\textquotedbl{} "
+        r"\textasciigrave{}c\textasciigrave{} d{*} $\pm$"
+    )
 
 
 def test_latex_tables_are_whole_whatever_the_records_hold(make_matrix: Make) -> None:
