@@ -239,7 +239,8 @@ def test_the_best_mean_is_named_first_even_where_it_has_no_verdict(make_run: Mak
         make_run(seed=seed, metrics={**busy, "images_per_s": 4000.0 + seed})
         sweep = make_run("ddp", seed=seed, metrics={"images_per_s": 3000.0 + seed}).parent
     why = "contended: 2 of 2 runs were disturbed by other processes"
-    _, said = answered(sweep)
+    table, said = answered(sweep)
+    assert table.cells["ddp", "fp32"].effects["images_per_s"].reason == f"none x fp32: {why}"
     fastest = best(said, "Fastest")
     assert fastest.text == (
         f"none x fp32, 4,000 images/s, without a verdict ({why}); "

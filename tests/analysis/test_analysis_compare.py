@@ -95,10 +95,11 @@ def test_one_run_has_no_spread() -> None:
 def test_a_seed_that_failed_leaves_the_others_and_is_listed(make_run: Make) -> None:
     make_run(seed=0)
     error = {"type": "RuntimeError", "message": "boom", "rank": 0}
-    run = make_run(seed=1, status="failed", error=error)
+    run = make_run(seed=1, status="failed", error=error, segments=2)
     table = only(compared(run.parent))
     cell = table.cells["none", "fp32"]
     assert (cell.completed, cell.runs, cell.speedup) == (1, 2, 1.0)
+    assert (cell.flaws, cell.footnotes, cell.devices) == ((), (), 1)
     assert table.missing == (f"none x fp32, seed 1: FAILED, RuntimeError: boom [{run}]",)
 
 
@@ -226,6 +227,39 @@ def test_what_disturbs_a_figure_is_a_footnote(make_matrix: Make) -> None:
         ]
         assert len(found) == 1, (at, found)
         assert found[0].startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("native", "dtype", "notes"),
+    [
+        (False, "bfloat16", ["bfloat16 is emulated on this device, and slow"]),
+        (None, "bfloat16", []),
+        (False, "float16", []),
+    ],
+)
+def test_emulated_bfloat16_is_a_footnote(
+    make_run: Make, native: bool | None, dtype: str, notes: list[str]
+) -> None:
+    run = make_run(effective={"native_bf16": native, "autocast_dtype": dtype})
+    assert notes_of(only(compared(run.parent)), "none", "fp32") == notes
+
+
+def test_a_note_of_contention_disturbs_as_the_figure_does(make_run: Make) -> None:
+    make_run(seed=0, notes=("contended: another process was there",))
+    table = only(compared(make_run(seed=1).parent))
+    told = "contended: 1 of 2 runs were disturbed by other processes"
+    assert table.cells["none", "fp32"].flaws == (told,)
+    assert notes_of(table, "none", "fp32")[0].startswith("contended: ")
+
+
+def test_the_diagnosis_of_a_cell_is_that_of_most_runs_with_evidence_of_its_own(
+    make_run: Make,
+) -> None:
+    for seed, kind in enumerate(("launch-bound", "memory-bound", "memory-bound")):
+        metrics = {"diagnosis": kind, "diagnosis_evidence": f"seed {seed}"}
+        sweep = make_run(seed=seed, metrics=metrics).parent
+    cell = only(compared(sweep)).cells["none", "fp32"]
+    assert (cell.diagnosis, cell.evidence) == ("memory-bound", "seed 1")
 
 
 def test_no_footnote_where_nothing_is_to_be_said(make_matrix: Make) -> None:
