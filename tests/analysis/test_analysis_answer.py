@@ -205,8 +205,9 @@ def test_disturbed_times_have_no_verdict_and_say_why(make_matrix: Make) -> None:
                 ("none", "scaler"): {"segments": 2 if seed == 1 else 1},
                 ("dp", "fp32"): {"metrics": {"contended": True, "images_per_s": 9000.0}},
                 ("dp", "autocast"): {"notes": ("paused: stood still for 9.0 s while it trained",)},
-                ("dp", "scaler"): {"environment": {"cpu": f"CPU {seed}"}},
+                ("dp", "scaler"): {"environment": {"cpu": f"CPU {seed % 2}"}},
                 ("ddp", "fp32"): {"environment": {"cpu": "AMD"}},
+                ("ddp", "autocast"): {"environment": {"cores": 4}},
                 ("ddp", "scaler"): {"effective": {"device_names": ["A", "B"]}},
             },
         )
@@ -217,8 +218,12 @@ def test_disturbed_times_have_no_verdict_and_say_why(make_matrix: Make) -> None:
     assert reasons["none", "scaler"] == "stitched: 1 of 3 runs were interrupted and resumed"
     assert reasons["dp", "fp32"] == "contended: 3 of 3 runs were disturbed by other processes"
     assert reasons["dp", "autocast"] == "paused: 3 of 3 runs were halted for a while"
-    assert reasons["dp", "scaler"] == "mixed hardware: CPU 0 and CPU 1 and CPU 2"
+    assert reasons["dp", "scaler"] == "mixed hardware: CPU 0 and CPU 1"
     assert reasons["ddp", "fp32"] == "mixed hardware: AMD against Intel Xeon"
+    four = "mixed hardware: Intel Xeon, 4 cores against Intel Xeon"
+    assert reasons["ddp", "autocast"] == four
+    [other] = (t.cells["ddp", "scaler"] for t in comparison.tables if t is not table)
+    assert other.flaws == ("mixed hardware: devices of different kinds in one run",)
     for at in (("none", "scaler"), ("dp", "fp32"), ("ddp", "fp32")):
         effects = table.cells[at].effects
         assert effects["images_per_s"].verdict == ""
@@ -226,7 +231,7 @@ def test_disturbed_times_have_no_verdict_and_say_why(make_matrix: Make) -> None:
     fastest = best(answer(comparison).tables[comparison.tables.index(table)], "Fastest")
     assert fastest.best == ("none", "autocast")  # not the contended one
     assert ("dp", "fp32") in dict(fastest.unranked)
-    behind = "none x scaler, dp x autocast, dp x scaler, ddp x fp32"
+    behind = "none x scaler, dp x autocast, dp x scaler, ddp x fp32, ddp x autocast"
     assert fastest.text.endswith(f"; without a verdict: {behind}")
 
 

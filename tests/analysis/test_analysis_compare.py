@@ -260,6 +260,9 @@ def test_the_diagnosis_of_a_cell_is_that_of_most_runs_with_evidence_of_its_own(
         sweep = make_run(seed=seed, metrics=metrics).parent
     cell = only(compared(sweep)).cells["none", "fp32"]
     assert (cell.diagnosis, cell.evidence) == ("memory-bound", "seed 1")
+    for seed, share in enumerate((0.1, 0.1, 0.3)):  # a sixth on average
+        waits = make_run("dp", seed=seed, metrics={"data_wait_frac": share}).parent
+    assert only(compared(waits)).cells["dp", "fp32"].diagnosis == ""
 
 
 def test_no_footnote_where_nothing_is_to_be_said(make_matrix: Make) -> None:
