@@ -177,6 +177,18 @@ def test_files_that_cannot_be_looked_at_name_no_job(tmp_path: Path) -> None:
 def test_a_cell_whose_job_slurm_forgot_says_so(paths: RunPaths) -> None:
     kind, words = status.status_and_detail(paths, found(record.PENDING), {})
     assert (kind, words) == (record.PENDING, "job 12_3 which SLURM does not know")
+    assert status.status_and_detail(paths, found(record.PENDING)) == (record.PENDING, "job 12_3")
+    waits = status.status_and_detail(paths, found(record.PENDING), {"12_3": job("PENDING")})
+    assert waits == (record.PENDING, "job 12_3 pending on n1")  # for no reason that is known
+
+
+@pytest.mark.parametrize("kind", [record.DIVERGED, record.INVALID])
+def test_a_result_stays_one_while_its_job_waits_and_tells_its_first_line(
+    paths: RunPaths, kind: str
+) -> None:
+    ended = found(kind, error={"message": "planted\nmore"})
+    told = status.status_and_detail(paths, ended, {"12_3": job("PENDING")})
+    assert told == (kind, "planted")
 
 
 def test_a_completed_cell_shows_its_figures_whatever_slurm_says(paths: RunPaths) -> None:
