@@ -63,6 +63,26 @@ def test_the_flops_of_alexnet_are_those_counted_by_hand(size: int) -> None:
         assert forward / 2e9 == pytest.approx(0.714, abs=0.0005)
 
 
+@pytest.mark.parametrize("groups", [1, 3, 12])
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
+def test_a_grouped_convolution_takes_as_much_for_each_gradient_as_forward(
+    layer: type[nn.Conv2d] | type[nn.ConvTranspose2d], groups: int
+) -> None:
+    network = nn.Sequential(
+        nn.Conv2d(3, 12, 1),
+        layer(12, 24, 3, stride=2, padding=1, groups=groups),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    forward, both = flops.per_image(network, 8)
+    first = 8 * 8 * 12 * 3
+    # Each pixel of the smaller side meets 3 x 3 weights of each pair of channels in a group.
+    side = 4 if layer is nn.Conv2d else 8
+    second = side * side * 24 * (12 // groups) * 9
+    assert forward == 2 * (first + second)
+    assert both == 2 * (2 * first + 3 * second)
+
+
 def test_the_meta_device_counts_as_a_cpu_does() -> None:
     with torch.device("meta"):
         shapes = flops.per_image(models.build("alexnet", 10, width=0.1), 64)
