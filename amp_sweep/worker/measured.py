@@ -32,6 +32,9 @@ PROBED = (
     "diagnosis_evidence",
 )
 
+# What some of them are made of: in no record, but for the reason why it could not be had.
+INGREDIENTS = (*probes.BUSY, "busy_window_s", "communication_s")
+
 
 @dataclass
 class Figures:

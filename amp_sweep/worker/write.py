@@ -143,7 +143,6 @@ class Writer:
         figures.metrics |= later.metrics
         figures.reasons |= later.reasons
         with self._record() as current:
-            _forget_unprobed(current)
             current.effective = self._effective()
             current.effective["device_names"] = [n for r in ranks for n in r["device_names"]]
             current.effective["hosts"] = [r["hostname"] for r in ranks]
@@ -157,6 +156,8 @@ class Writer:
                 current.segments[-1][moment] = [gpu for r in ranks for gpu in r[moment]]
             current.metrics.update(self._metrics(progress, first_step_s, step_times, ranks))
             current.metrics.update(self._cost(current) | figures.metrics)
+            # That others disturbed an earlier segment stays true.
+            _forget_reasons(current, {*current.metrics} - {"contended"})
             for note in (*figures.notes(), *_device_notes(current.metrics, ranks)):
                 current.note(note)
             for name, value in current.metrics.items():
@@ -180,7 +181,7 @@ class Writer:
             return
         cell = self._cell
         with self._record() as current:
-            _forget_unprobed(current)
+            _forget_reasons(current, set(measured.PROBED))
             if ranks is None:
                 figures = measured.no_probes("measure.probes=false")
             else:
@@ -296,11 +297,15 @@ class Writer:
         self._tracker.close()
 
 
-def _forget_unprobed(current: Record) -> None:
-    """Drop what was said of probes that had not been taken, by an earlier segment too."""
-    current.notes = [
-        n for n in current.notes if not n.endswith((f": {UNFINISHED}", f": {UNPROBED}"))
-    ]
+def _forget_reasons(current: Record, figures: set[str]) -> None:
+    """Drop what was said of these figures, by an earlier segment too: it is told anew."""
+    known = figures.union(measured.INGREDIENTS)
+    current.notes = [n for n in current.notes if not known.issuperset(_names(n))]
+
+
+def _names(note: str) -> list[str]:
+    """The figures of a note that gives a reason: `one, two: why`."""
+    return note.partition(": ")[0].split(", ")
 
 
 def _device_notes(metrics: dict[str, Any], ranks: list[dict[str, Any]]) -> list[str]:
