@@ -19,9 +19,10 @@ from analysis.comparison import (
     Cell,
     Comparison,
     Table,
+    figure_of,
 )
 from analysis.frame import rows_of, swept_axes
-from analysis.statistics import ALPHA, Figure
+from analysis.statistics import ALPHA
 from analysis.values import clean
 from analysis.verdicts import Effect
 
@@ -167,8 +168,6 @@ def _cell(at: tuple[str, str], rows: Sequence[Row], numbers: tuple[int, ...]) ->
     """One cell over its runs; only completed ones give figures."""
     rows = sorted(rows, key=lambda row: row["seed"] if row["seed"] is not None else -1)
     done = [row for row in rows if row["status"] == record.COMPLETED]
-    images = min((row["test_images"] for row in done if row["test_images"]), default=None)
-    steps = {verdicts.ACCURACY: 1 / images} if images else {}
     diagnosis, evidence = footnotes.diagnosis(done)
     return Cell(
         parallel=at[0],
@@ -176,13 +175,7 @@ def _cell(at: tuple[str, str], rows: Sequence[Row], numbers: tuple[int, ...]) ->
         names=(rows[0]["parallel"] or "?", rows[0]["precision"] or "?") if rows else at,
         statuses=Counter(row["status"] for row in rows),
         devices=max((row["devices"] for row in done if row["devices"]), default=None),
-        figures={
-            name: Figure(
-                tuple((r["seed"], r[name]) for r in done if r.get(name) is not None),
-                steps.get(name, 0.0),
-            )
-            for name in FIGURES
-        },
+        figures={name: figure_of(done, name) for name in FIGURES},
         flaws=footnotes.timing_flaws(done),
         machines=footnotes.machines(done),
         diagnosis=diagnosis,

@@ -1,7 +1,9 @@
 """What a comparison is: a table per comparison key, a cell per parallelism x precision."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from amp_sweep import record
 from analysis import article, key, verdicts
@@ -23,6 +25,15 @@ FIGURES = (
     "peak_rss_mib",
 )
 MEMORIES = ("peak_allocated_mib", "peak_rss_above_mib", "peak_rss_mib")
+
+
+def figure_of(rows: Sequence[dict[str, Any]], name: str) -> Figure:
+    """One figure of some runs, without those that do not have it."""
+    images = min((row["test_images"] for row in rows if row.get("test_images")), default=None)
+    return Figure(
+        tuple((row["seed"], float(row[name])) for row in rows if row.get(name) is not None),
+        1 / images if images and name == verdicts.ACCURACY else 0.0,
+    )
 
 
 @dataclass(frozen=True)

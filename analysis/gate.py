@@ -11,9 +11,9 @@ import pandas as pd
 
 from amp_sweep import record
 from analysis import columns, footnotes, key, labels, statistics, texts, verdicts
-from analysis.comparison import MEMORIES
+from analysis.comparison import MEMORIES, figure_of
 from analysis.frame import rows_of
-from analysis.statistics import ALPHA, Contrast, Figure
+from analysis.statistics import ALPHA, Contrast
 from analysis.values import TEXT
 from analysis.verdicts import ACCURACY, RATIO, Effect
 
@@ -216,8 +216,8 @@ def _of_cell(name: str, before: Sequence[Row], runs: Sequence[Row]) -> list[Chec
         if sides[0] != sides[1]:
             told = " against ".join(", ".join(map(str, sorted(side, key=str))) for side in sides)
             return [*checks, Check(name, "", NOT_COMPARED, f"{field} {told}")]
-    known = [m for m in MEMORIES if _figure(before, m).n]
-    memory = next((m for m in known if _figure(done, m).n), next(iter(known), None))
+    known = [m for m in MEMORIES if figure_of(before, m).n]
+    memory = next((m for m in known if figure_of(done, m).n), next(iter(known), None))
     for figure in (SPEED, memory, ACCURACY):
         if figure is not None:
             checks.append(_of_figure(name, figure, before, done))
@@ -225,7 +225,7 @@ def _of_cell(name: str, before: Sequence[Row], runs: Sequence[Row]) -> list[Chec
 
 
 def _of_figure(name: str, figure: str, before: Sequence[Row], done: Sequence[Row]) -> Check:
-    ours, theirs = _figure(done, figure), _figure(before, figure)
+    ours, theirs = figure_of(done, figure), figure_of(before, figure)
     unfit = ""
     if figure == SPEED:
         flaws = [
@@ -244,14 +244,6 @@ def _of_figure(name: str, figure: str, before: Sequence[Row], done: Sequence[Row
     if figure == ACCURACY:
         plain = replace(plain, sampling_error=statistics.sampling_error(ours, theirs))
     return replace(plain, verdict=NOT_COMPARED, why=unfit) if unfit else plain
-
-
-def _figure(rows: Sequence[Row], name: str) -> Figure:
-    images = min((row["test_images"] for row in rows if row.get("test_images")), default=None)
-    resolution = 1 / images if images and name == ACCURACY else 0.0
-    return Figure(
-        tuple((row["seed"], row[name]) for row in rows if row.get(name) is not None), resolution
-    )
 
 
 def _judged(checks: Sequence[Check], allowed: Tolerances, alpha: float) -> list[Check]:

@@ -10,7 +10,15 @@ import pandas as pd
 
 from amp_sweep import record
 from analysis import axes, key, labels, texts, verdicts
-from analysis.comparison import MEMORIES, PARALLEL_ORDER, PRECISION_ORDER, Cell, Comparison, Table
+from analysis.comparison import (
+    MEMORIES,
+    PARALLEL_ORDER,
+    PRECISION_ORDER,
+    Cell,
+    Comparison,
+    Table,
+    figure_of,
+)
 from analysis.frame import rows_of
 from analysis.statistics import Figure, Interval
 from analysis.texts import SPEEDUP
@@ -271,13 +279,8 @@ def _of_runs(runs: Sequence[Row], places: dict[str, tuple[Table, Cell]], metric:
     cells = {id(cell): (table, cell) for table, cell in (places[r["run_dir"]] for r in runs)}
     name = "images_per_s" if metric == SPEEDUP else metric
     statuses = Counter(run["status"] for run in runs)
-    found = Figure(
-        tuple(
-            (run["seed"], float(run[name]))
-            for run in sorted(runs, key=lambda run: run["seed"] or 0)
-            if run["status"] == record.COMPLETED and run.get(name) is not None
-        )
-    )
+    done = [run for run in runs if run["status"] == record.COMPLETED]
+    found = figure_of(sorted(done, key=lambda run: run["seed"] or 0), name)
     effect = None
     if len(cells) == 1:
         [(table, cell)] = cells.values()

@@ -63,11 +63,12 @@ class Figure:
     @property
     def interval(self) -> Interval | None:
         """95% t interval of the mean, cut off at 0 where no value is below it (times, speeds,
-        memory); None below two values.
+        memory); None below two values. Values that agree within a step are known within it.
         """
         mean, sd = self.mean, self.sd
         if mean is None or sd is None:
             return None
+        sd = max(sd, self.resolution / math.sqrt(12))
         half = t_quantile((1 + LEVEL) / 2, self.n - 1) * sd / math.sqrt(self.n)
         positive = all(value >= 0 for _, value in self.by_seed)
         return Interval(max(0.0, mean - half) if positive else mean - half, mean + half)

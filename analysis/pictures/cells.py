@@ -12,7 +12,7 @@ import pandas as pd
 from amp_sweep import record
 from amp_sweep.record import RecordError
 from analysis import texts
-from analysis.comparison import Cell, Comparison
+from analysis.comparison import Cell, Comparison, figure_of
 from analysis.frame import rows_of
 from analysis.statistics import Figure
 from analysis.values import BEYOND, clean, is_number, items
@@ -78,8 +78,8 @@ class Drawn:
     def figure(self, metric: str) -> Figure:
         """One metric (a column of the tidy table) of each completed run, where it is plausible."""
         done = [row for row in self.rows if row["status"] == record.COMPLETED]
-        known = [(row["seed"], row[metric]) for row in done if row.get(metric) is not None]
-        return Figure(tuple((seed, value) for seed, value in known if plausible(metric, value)))
+        known = [row for row in done if row.get(metric) is not None]
+        return figure_of([row for row in known if plausible(metric, row[metric])], metric)
 
     def mean(self, metric: str) -> float | None:
         """Its mean over those runs; None where there is none."""

@@ -132,6 +132,11 @@ def test_accuracies_in_coarse_steps_are_not_certain_because_seeds_agree(
     assert found.se == pytest.approx(math.sqrt(2 * (1 / 360) ** 2 / 12 / 3))
     assert found.df == pytest.approx(2 if paired else 4)
     assert 0.01 < found.p_two_sided() < 0.1
+    # Nor is their mean: t(0.975, 2 df) = 4.3027.
+    interval = better.interval
+    assert interval is not None
+    half = 4.3027 * (1 / 360) / math.sqrt(12 * 3)
+    assert (interval.high - interval.low) / 2 == pytest.approx(half, rel=1e-4)
 
 
 def test_the_interval_of_a_time_does_not_begin_below_zero() -> None:
