@@ -30,10 +30,10 @@ MEMORIES = ("peak_allocated_mib", "peak_rss_above_mib", "peak_rss_mib")
 def figure_of(rows: Sequence[dict[str, Any]], name: str) -> Figure:
     """One figure of some runs, without those that do not have it."""
     images = min((row["test_images"] for row in rows if row.get("test_images")), default=None)
-    return Figure(
-        tuple((row["seed"], float(row[name])) for row in rows if row.get(name) is not None),
-        1 / images if images and name == verdicts.ACCURACY else 0.0,
-    )
+    values = tuple((row["seed"], float(row[name])) for row in rows if row.get(name) is not None)
+    if name != verdicts.ACCURACY:
+        return Figure(values)
+    return Figure(values, 1 / images if images else 0.0, most=1.0)
 
 
 @dataclass(frozen=True)

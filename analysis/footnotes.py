@@ -123,11 +123,12 @@ def diagnosis(done: Sequence[Row]) -> tuple[str, str]:
 
 
 def _contended(row: Row) -> bool:
-    return bool(row["contended"]) or _noted(row, "contended")
+    # By a note for an earlier segment. Why it is not known is a note that begins alike.
+    return bool(row["contended"]) or _noted(row, "contended: another", "contended: other")
 
 
-def _noted(row: Row, kind: str) -> bool:
-    return any(note.startswith(kind) for note in items(row["notes"]))
+def _noted(row: Row, *begins: str) -> bool:
+    return any(note.startswith(begins) for note in items(row["notes"]))
 
 
 def _some(count: int, of: Sequence[Row]) -> str:

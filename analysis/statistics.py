@@ -39,11 +39,12 @@ class Figure:
     """One figure of a cell: (seed, value) of each completed run that has it.
 
     `resolution` is the step in which the figure can change, where that is coarse: 1 over the
-    number of test images for an accuracy.
+    number of test images for an accuracy. `most`: no value can be above it.
     """
 
     by_seed: BySeed = ()
     resolution: float = 0.0
+    most: float = math.inf
 
     @property
     def n(self) -> int:
@@ -62,8 +63,9 @@ class Figure:
 
     @property
     def interval(self) -> Interval | None:
-        """95% t interval of the mean, cut off at 0 where no value is below it (times, speeds,
-        memory); None below two values. Values that agree within a step are known within it.
+        """95% t interval of the mean, cut off at `most` and, where no value is below it (times,
+        speeds, memory), at 0; None below two values. Values that agree within a step are known
+        within it.
         """
         mean, sd = self.mean, self.sd
         if mean is None or sd is None:
@@ -71,7 +73,8 @@ class Figure:
         sd = max(sd, self.resolution / math.sqrt(12))
         half = t_quantile((1 + LEVEL) / 2, self.n - 1) * sd / math.sqrt(self.n)
         positive = all(value >= 0 for _, value in self.by_seed)
-        return Interval(max(0.0, mean - half) if positive else mean - half, mean + half)
+        low = max(0.0, mean - half) if positive else mean - half
+        return Interval(low, min(mean + half, self.most))
 
 
 @dataclass(frozen=True)

@@ -107,23 +107,25 @@ def effect(
     if log and other <= 0:
         return None
     estimate = mean / other if log else mean - other
-    if not unfit and min(n) > 1:
+    if min(n) > 1:
         try:
             found = statistics.contrast(ours, theirs, log=log, interleaved=interleaved)
         except ValueError as error:
-            unfit = str(error)
+            unfit = unfit or str(error)
         else:
-            return Effect(
-                name,
-                scale,
-                found.value,
-                found.interval(),
-                found.p_two_sided(),
-                method="paired t" if found.paired else "Welch t",
-                n=n,
-                contrast=found,
-                cell=cell,
-            )
+            estimate = found.value
+            if not unfit:
+                return Effect(
+                    name,
+                    scale,
+                    estimate,
+                    found.interval(),
+                    found.p_two_sided(),
+                    method="paired t" if found.paired else "Welch t",
+                    n=n,
+                    contrast=found,
+                    cell=cell,
+                )
     reason = unfit or ("one run on a side" if max(n) > 1 else "one run each")
     return Effect(name, scale, estimate, n=n, reason=reason, cell=cell)
 

@@ -81,7 +81,6 @@ def energy_figures(energies: Sequence[Energy], contended: Sequence[bool | None])
             figures.reasons["the first epoch, with its warm-up, is in it"] = [ENERGY[1]]
     else:
         figures.missing(ENERGY, reason or "no image was trained on")
-    # Not first in a note: one that begins with it marks a row as contended.
     if any(contended) or all(value is not None for value in contended):
         figures.metrics["contended"] = any(contended)
     else:

@@ -245,11 +245,13 @@ def test_emulated_bfloat16_is_a_footnote(
 
 
 def test_a_note_of_contention_disturbs_as_the_figure_does(make_run: Make) -> None:
+    make_run("dp", notes=("contended: NVML does not tell which processes use the device",))
     make_run(seed=0, notes=("contended: another process was there",))
     table = only(compared(make_run(seed=1).parent))
     told = "contended: 1 of 2 runs were disturbed by other processes"
     assert table.cells["none", "fp32"].flaws == (told,)
     assert notes_of(table, "none", "fp32")[0].startswith("contended: ")
+    assert table.cells["dp", "fp32"].flaws == ()
 
 
 def test_the_diagnosis_of_a_cell_is_that_of_most_runs_with_evidence_of_its_own(

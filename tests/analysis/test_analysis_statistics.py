@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from analysis.comparison import figure_of
 from analysis.statistics import (
     Contrast,
     Figure,
+    Interval,
     contrast,
     holm,
     more_seeds,
@@ -148,6 +150,18 @@ def test_the_interval_of_a_time_does_not_begin_below_zero() -> None:
     # By hand: t(0.975, 1 df) = 12.706, sd / sqrt(2) = 1.3.
     assert found.high == pytest.approx(1.5 + 12.706 * 1.3, rel=1e-4)
     assert mixed.low < 0.0
+
+
+def test_the_interval_of_an_accuracy_does_not_end_above_one() -> None:
+    runs = [
+        {"seed": seed, "test_accuracy": accuracy, "images_per_s": accuracy, "test_images": 100}
+        for seed, accuracy in enumerate((0.98, 0.60))
+    ]
+    ends = {name: figure_of(runs, name).interval for name in ("test_accuracy", "images_per_s")}
+    # By hand: 0.79 and 12.706 times 0.19.
+    assert ends["test_accuracy"] == Interval(0.0, 1.0)
+    assert ends["images_per_s"] is not None
+    assert ends["images_per_s"].high == pytest.approx(0.79 + 12.706 * 0.19, rel=1e-4)
 
 
 def test_an_interval_beyond_the_largest_float_has_an_end() -> None:

@@ -41,6 +41,12 @@ def verdict(name: str, ours: Figure, theirs: Figure) -> str:
     return judged([of(name, ours, theirs)])[0].verdict
 
 
+@pytest.mark.parametrize("unfit", ["", "contended"])
+def test_a_speed_up_is_that_of_geometric_means_with_or_without_a_verdict(unfit: str) -> None:
+    found = of("images_per_s", figure(2.0, 8.0), figure(1.0, 1.0), unfit)
+    assert (found.estimate, found.reason) == (pytest.approx(4.0), unfit)
+
+
 @pytest.mark.parametrize(
     ("name", "higher", "lower"),
     [
