@@ -84,6 +84,9 @@ class CellJob:
             code = sweep.run([cell], node=node, tables=False)
         except UncompletedJobError:
             raise
+        except launch.NotPrepared as error:
+            self._end(record.FAILED, launch.NotPrepared(*error.args))  # without a traceback
+            sys.exit(f"error: {error}")
         except Exception as error:  # whatever it was, the submitting side reads it in the record
             self._end(record.FAILED, error)
             raise

@@ -38,17 +38,13 @@ def run(
     except launch.Interrupted:
         screen.warn("interrupted before any cell started")
         return cells.STOPPED
-    for problem in here.problems:
-        screen.fail(problem)
-    elsewhere = {
-        cell.root.name: device
+    elsewhere = [
+        f"{cell.root.name} was run on {device}; here use name=... or force=true"
         for cell in done
         if (device := _other_hardware(cell, here.hardware[cell.config.device]))
-    }
-    for name, device in elsewhere.items():
-        screen.fail(f"{name} was run on {device}; here use name=... or force=true")
+    ]
     if here.problems or elsewhere:
-        return cells.NOT_COMPLETED
+        raise launch.NotPrepared(*here.problems, *elsewhere)
     if asked[0].config.plan:
         cells.print_plan(
             asked, dict(zip([c.root for c in left], here.invalid, strict=True)), screen

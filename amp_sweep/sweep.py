@@ -56,7 +56,8 @@ def run(
                 except launch.NotPrepared as error:
                     if not tables:  # a job, which writes it into the record
                         raise
-                    screen.fail(str(error))
+                    for problem in error.args:
+                        screen.fail(problem)
                     return NOT_COMPLETED
             else:
                 announce(done, screen)

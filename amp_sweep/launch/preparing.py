@@ -20,7 +20,10 @@ POLL_S = 0.05
 
 
 class NotPrepared(Exception):
-    """The process that looks at this machine gave no answer; the message is for a person."""
+    """Nothing can be trained: `args` are the reasons, each a line for a person."""
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.args))
 
 
 def _ended(what: str, code: int) -> str:

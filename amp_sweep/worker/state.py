@@ -124,6 +124,9 @@ def resume(cell: Cell) -> tuple[Progress, list[str]]:
     if reason is not None:
         problems.append(f"started over: {reason}")
         log.warning("started over: %s", reason)
+        if cell.ranks.rank == 0:  # every rank has read it: what is given up must not come back
+            for path in candidates:
+                path.unlink(missing_ok=True)
         return Progress(), problems
     if cell.ranks.world_size > 1:
         _settle_buckets(cell)

@@ -146,7 +146,7 @@ def test_a_layer_that_gets_no_gradient_trains_under_ddp_where_it_is_asked_for(
 
 
 def test_an_item_that_cannot_be_had_is_named_in_one_line(own: CommandLine) -> None:
-    run = own.train(*STRIPES, "data.name=mine:Torn")
+    run = own.train(*STRIPES, "data.name=mine:Torn", "model.name=mine:Net")
     assert run.code == 1
     (line,) = run.err.splitlines()
     assert line.startswith("error: data.name=mine:Torn: train item 5: OSError: no such image (")

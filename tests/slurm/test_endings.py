@@ -12,6 +12,7 @@ from tests.conftest import CommandLine, wait_for
 from tests.slurm.conftest import (
     SLOW_CELL,
     SLURM,
+    TINIEST,
     TINY,
     Cluster,
     assert_same_weights,
@@ -93,6 +94,16 @@ def test_a_job_that_never_begins_with_its_cell_is_a_failed_cell(submitting: Comm
     failed = submitting.only_record()
     assert failed.status == record.FAILED and failed.error is not None
     assert "ended before it began" in failed.error["message"]
+
+
+def test_a_job_that_refuses_its_cell_says_why_in_the_record(submitting: CommandLine) -> None:
+    run = submitting.train(*SLURM, *TINIEST, "data.batch_size=98")
+    assert run.code == 1, run.text
+    failed = submitting.only_record()
+    why = "data.batch_size: a global batch of 98 exceeds the 96 training images"
+    assert failed.status == record.FAILED and failed.error is not None
+    assert (failed.error["message"], failed.error.get("traceback")) == (why, None)
+    assert why in " ".join(run.text.split())
 
 
 def test_what_slurm_refuses_is_said_in_its_words_and_nothing_waits(

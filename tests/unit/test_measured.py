@@ -109,7 +109,6 @@ def test_a_record_holds_every_figure_or_its_reason(tmp_path: Path, settings: Mak
     for name, value in metrics.items():
         if value is None:
             assert any(name in note for note in found.notes), name
-    # A note that begins so marks the row: none may that only gives a reason.
     assert any(note.startswith("contended") for note in found.notes) == metrics["contended"]
     shares = [metrics[name] for name in measured.SHARES]
     assert sum(shares) == pytest.approx(1)
@@ -121,7 +120,8 @@ def test_a_record_holds_every_figure_or_its_reason(tmp_path: Path, settings: Mak
     assert metrics["achieved_tflops"] == pytest.approx(
         metrics["flops_per_image"] * metrics["images_per_s"] / 1e12
     )
-    assert 0 < metrics["peak_rss_above_mib"][0] < metrics["peak_rss_mib"][0]
+    # Above what it was: 0 where earlier tests of this process had taken as much.
+    assert 0 <= metrics["peak_rss_above_mib"][0] < metrics["peak_rss_mib"][0]
     # One device, from the launch to the last checkpoint, in which training is contained.
     assert metrics["train_time_s"] < metrics["cost"] * 3600 / 3.0 < 300
     (row,) = found.effective["observed_dtypes_by_layer"]

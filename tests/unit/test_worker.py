@@ -431,6 +431,34 @@ def test_an_edited_network_is_trained_from_the_start_in_place_of_a_resume(
     assert sum(note.startswith(words) for note in done.notes) == edited
 
 
+class Dies(StopRequest):
+    """A rank that ends in the middle of its first epoch."""
+
+    def go_on(self, ranks: Ranks, step: int) -> bool:
+        if step == 2:
+            raise RuntimeError("dies")
+        return super().go_on(ranks, step)
+
+
+def test_code_that_is_put_back_brings_back_nothing_that_was_given_up(
+    tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "network_that_is_put_back.py"
+    file.write_text(NETWORKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    cell = settings(model__name=f"{file.stem}:Small")
+    root = tmp_path / "run"
+    run(root, cell, stop=StopAt(8))
+    file.write_text(NETWORKS.replace("0.2", "0.9"))
+    with pytest.raises(RuntimeError, match="dies"):
+        run(root, cell, resume=True, stop=Dies())
+    file.write_text(NETWORKS)
+    assert run(root, cell, resume=True) == record.COMPLETED
+    done = record.read(RunPaths(root).record)
+    assert (done.segments[-1]["from_epoch"], done.segments[-1]["from_step"]) == (0, 0)
+    assert len(done.epochs) == cell.epochs
+
+
 @pytest.mark.parametrize(
     ("lost", "begun"), [("code", (0, 0)), ("checkpoints", (0, 0)), ("last", (0, 4)), ("", (1, 2))]
 )
