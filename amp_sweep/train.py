@@ -1,5 +1,6 @@
 """Train one cell, or with -m a sweep of cells: `python -m amp_sweep.train`."""
 
+import signal
 import sys
 
 from amp_sweep import ctrl_c, streams
@@ -15,6 +16,9 @@ from omegaconf import DictConfig
 
 from amp_sweep import config, legality, sweep
 from amp_sweep.cells import NOT_COMPLETED, Cell
+
+# Hydra's options that print and train nothing.
+TELLS = frozenset({"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info"})
 
 
 class CellNotCompleted(Exception):
@@ -52,6 +56,8 @@ def main() -> None:
         sys.stderr.write(f"error: {problem}\n")
     if problems:
         sys.exit(1)
+    if not TELLS.isdisjoint(argument.split("=")[0] for argument in sys.argv[1:]):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head`: ends as other programs do
     config.find_own_code()
     config.register()
     hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="config")(

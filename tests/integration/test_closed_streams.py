@@ -1,5 +1,7 @@
-"""Commands whose standard streams are closed, as some daemons start them."""
+"""Commands whose standard streams are closed, as some daemons start them, or that nobody reads."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +54,26 @@ def without_output(command: CommandLine, module: str, *arguments: str) -> tuple[
         check=False,
     )
     return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("option", ["--help", "--cfg=job"])
+def test_settings_that_nobody_reads_to_their_end_are_told_in_silence(
+    command: CommandLine, option: str
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "amp_sweep.train", option],
+        cwd=command.folder,
+        env=command.environment,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
 
 
 @pytest.mark.slow
