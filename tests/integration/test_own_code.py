@@ -226,7 +226,9 @@ def test_an_edited_network_is_not_resumed_and_not_compared_without_a_word(
     assert before.effective["code_digest"] != done.effective["code_digest"]
 
     unchanged = own.train(*cell, *ranks)
-    assert unchanged.code == 0 and "skipped" in unchanged.out and "changed" not in unchanged.text
+    assert unchanged.code == 0 and "skipped" in unchanged.out
+    # The whole phrase: a diagnosis may say that gradients are "exchanged".
+    assert "has changed since" not in " ".join(unchanged.text.split())
     file.write_text(MODULE)
     both = own.train("-m", "parallel=none,ddp", *ranks[1:], *cell)
     assert both.code == 0, both.text
