@@ -23,6 +23,10 @@ REPOSITORY = Path(__file__).parents[1]
 FAULTS = Path(__file__).with_name("faults.py")
 
 
+# Threads that wait shall sleep, as two workers and their commands share the processors: before
+# PyTorch is imported, which reads it once.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # The longest first, so that no worker is left alone with them at the end.
 LONGEST = ("tests/slurm/", "tests/integration/test_faults.py")
 
