@@ -1,5 +1,7 @@
 """hydra-submitit's SLURM launcher, which submits what it is given and leaves the rest to us."""
 
+import contextlib
+import io
 import shlex
 import sys
 from dataclasses import dataclass
@@ -69,9 +71,12 @@ class AmpSlurmLauncher(stock.SlurmLauncher):  # type: ignore[misc]
                     slurm_python=python,
                 )
                 executor.update_parameters(**parameters)
-                submitted = executor.submit_array(jobs)
+                # What submitit prints of a refusal is what it raises, too.
+                with contextlib.redirect_stderr(io.StringIO()) as printed:
+                    submitted = executor.submit_array(jobs)
             except (FailedJobError, FailedSubmissionError, RuntimeError) as error:
                 raise SubmissionRefused(str(error)) from error
+            sys.stderr.write(printed.getvalue())
         return [job.job_id for job in submitted]
 
 

@@ -111,7 +111,7 @@ def test_what_slurm_refuses_is_said_in_its_words_and_nothing_waits(
 ) -> None:
     run = submitting.train(*SLURM, *TINY, "hydra.launcher.partition=nowhere")
     assert run.code == 1
-    assert "invalid partition specified: nowhere" in run.err
+    assert run.text.count("invalid partition specified: nowhere") == 1
     assert "Traceback" not in run.text
 
 
