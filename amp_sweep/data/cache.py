@@ -40,6 +40,9 @@ if TYPE_CHECKING:  # the schema brings Hydra, which decoding processes do withou
 _OWN = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")
 NAMES = ("digits", "cifar10", "imagefolder", "synthetic")
 
+# Called as known(classes, train_images), classes None where only the labels tell.
+Known = Callable[[int | None, int], None]
+
 
 @dataclass(frozen=True)
 class _Recipe:
@@ -51,6 +54,10 @@ class _Recipe:
 
 
 def _silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def _anything_goes(classes: int | None, train_images: int) -> None:
     pass
 
 
@@ -68,16 +75,19 @@ def cache_dir() -> Path:
     return folder / "amp_sweep"
 
 
-def prepare(config: "DataConfig", progress: Progress = _silent) -> Prepared:
+def prepare(
+    config: "DataConfig", progress: Progress = _silent, known: Known = _anything_goes
+) -> Prepared:
     """Make the data ready: download, decode and check what is not yet in the cache.
 
     For a process without CUDA. Several processes that ask for the same data do the work once.
-    `progress(what, done, total)` tells how far it is. Raises DataError.
+    `progress(what, done, total)` tells how far it is. `known` is told what the data hold before
+    their images are decoded, which is not done if it raises. Raises DataError.
     """
     data = cache_dir() / "data"
     if _OWN.fullmatch(config.name):
-        return _prepare_own(config, data, progress)
-    recipe = _recipe(config, progress)
+        return _prepare_own(config, data, progress, known)
+    recipe = _recipe(config, progress, known)
     # Whoever finds it ready needs no lock, and no permission to write.
     found = _find(data, recipe, config.image_size)
     if found is None:
@@ -88,7 +98,7 @@ def prepare(config: "DataConfig", progress: Progress = _silent) -> Prepared:
     return found
 
 
-def _recipe(config: "DataConfig", progress: Progress) -> _Recipe:
+def _recipe(config: "DataConfig", progress: Progress, known: Known) -> _Recipe:
     chosen = (config.train_images, config.test_images)
     request: dict[str, Any] = {"train_images": chosen[0], "test_images": chosen[1]}
 
@@ -96,7 +106,7 @@ def _recipe(config: "DataConfig", progress: Progress) -> _Recipe:
         return _Recipe(
             _key(config.name, request),
             made_from,
-            lambda to: store_arrays(to, made_from, source(), config.image_size, progress),
+            lambda to: _store(to, made_from, source(), config, progress, known),
         )
 
     match config.name:
@@ -111,13 +121,27 @@ def _recipe(config: "DataConfig", progress: Progress) -> _Recipe:
             request |= {"classes": config.classes, "source_size": config.source_size}
             return from_arrays({"numpy": version("numpy")}, lambda: source)
         case "imagefolder":
-            return _folder_recipe(config, request, progress)
+            return _folder_recipe(config, request, progress, known)
     raise DataError(
         f"data.name={config.name}: allowed are {', '.join(NAMES)} or package.module:callable"
     )
 
 
-def _folder_recipe(config: "DataConfig", request: dict[str, Any], progress: Progress) -> _Recipe:
+def _store(
+    folder: Path,
+    made_from: dict[str, Any],
+    source: Source,
+    config: "DataConfig",
+    progress: Progress,
+    known: Known,
+) -> Prepared:
+    known(None if source.classes is None else len(source.classes), source.train.count)
+    return store_arrays(folder, made_from, source, config.image_size, progress)
+
+
+def _folder_recipe(
+    config: "DataConfig", request: dict[str, Any], progress: Progress, known: Known
+) -> _Recipe:
     if config.root is None:
         raise DataError(
             "data=imagefolder needs data.root=FOLDER with train/ and test/ (or val/) in it"
@@ -125,14 +149,16 @@ def _folder_recipe(config: "DataConfig", request: dict[str, Any], progress: Prog
     listing = list_folder(config.root, config.train_images, config.test_images)
     keep_pixels = config.pipeline == "resident"
     made_from = {"listing": listing.digest, "pillow": version("pillow")}
-    return _Recipe(
-        _key("imagefolder", request | {"root": str(listing.root), "pixels": keep_pixels}),
-        made_from,
-        lambda to: store_files(to, made_from, listing, keep_pixels, config.image_size, progress),
-    )
+
+    def build(to: Path) -> Prepared:
+        known(len(listing.classes), len(listing.train))
+        return store_files(to, made_from, listing, keep_pixels, config.image_size, progress)
+
+    key = _key("imagefolder", request | {"root": str(listing.root), "pixels": keep_pixels})
+    return _Recipe(key, made_from, build)
 
 
-def _prepare_own(config: "DataConfig", data: Path, progress: Progress) -> Prepared:
+def _prepare_own(config: "DataConfig", data: Path, progress: Progress, known: Known) -> Prepared:
     """Prepared anew each time, since nobody can tell whether it has changed; its content
     names its folder.
     """
@@ -140,7 +166,7 @@ def _prepare_own(config: "DataConfig", data: Path, progress: Progress) -> Prepar
     with _lock(data, key, progress), _temporary(data, key) as folder:
         # Under the lock too, since it may download.
         source = own(config.name, config.root, config.train_images, config.test_images)
-        made = store_arrays(folder, {}, source, config.image_size, progress)
+        made = _store(folder, {}, source, config, progress, known)
         target = data / f"own-{made.digest[:16]}"
         there = _valid(target, {})
         if there is not None and there.digest == made.digest:

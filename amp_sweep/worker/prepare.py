@@ -41,32 +41,65 @@ def prepare(
         if network not in sized:
             sized[network] = _check_network(settings, None, result.problems)
     opened: dict[DataConfig, data.Prepared | None] = {}
-    fits: set[tuple[ModelConfig, int, int]] = set()
-    refused = bool(result.problems)
+    if not result.problems:
+        users: dict[DataConfig, list[tuple[RunConfig, Plan]]] = {}
+        for settings, plan in zip(cells, result.plans, strict=True):
+            if plan is not None:
+                users.setdefault(settings.data, []).append((settings, plan))
+        for config, those in users.items():
+            opened[config] = _open(config, those, sized, progress, result.problems)
     for index, (settings, plan) in enumerate(zip(cells, result.plans, strict=True)):
-        if refused or plan is None:
-            continue
-        if settings.data not in opened:
-            opened[settings.data] = None
-            try:
-                opened[settings.data] = data.prepare(settings.data, progress)
-            except data.DataError as error:
-                result.problems.append(str(error))
-        prepared = opened[settings.data]
-        if prepared is None:
-            continue
-        result.prepared[index] = str(prepared.folder)
-        _check_batch(settings, plan, prepared.train_count, result.problems)
-        key = (settings.model, settings.data.image_size, len(prepared.classes))
-        if key not in fits:
-            fits.add(key)
-            _check_outputs(settings, len(prepared.classes), result.problems)
-            if not sized[key[:2]]:
-                _check_network(settings, len(prepared.classes), result.problems)
+        prepared = opened.get(settings.data)
+        if plan is not None and prepared is not None:
+            result.prepared[index] = str(prepared.folder)
     result.problems = list(dict.fromkeys(result.problems))
     if not result.problems:
         result.expectation = _expectation(cells, result, opened)
     return result
+
+
+class _Unfit(Exception):
+    """What the data hold does not fit the cells; why stands among the problems."""
+
+
+def _open(
+    config: DataConfig,
+    users: Sequence[tuple[RunConfig, Plan]],
+    sized: dict[tuple[ModelConfig, int], bool],
+    progress: Callable[[str, int, int], None],
+    problems: list[str],
+) -> data.Prepared | None:
+    """The data of these cells, ready; None with a problem more.
+
+    What can be told of them before their images are decoded is told then.
+    """
+    fits: set[tuple[ModelConfig, int, int]] = set()
+
+    def known(classes: int | None, train_images: int) -> None:
+        before = len(problems)
+        for settings, plan in users:
+            _check_batch(settings, plan, train_images, problems)
+            network = (settings.model, settings.data.image_size)
+            if classes is None or (*network, classes) in fits:
+                continue
+            fits.add((*network, classes))
+            _check_outputs(settings, classes, problems)
+            if not sized[network]:
+                _check_network(settings, classes, problems)
+        if len(problems) > before:
+            raise _Unfit
+
+    try:
+        prepared = data.prepare(config, progress, known)
+        # It has not been asked where they were ready, nor knew all where only the labels tell.
+        known(len(prepared.classes), prepared.train_count)
+    except data.DataError as error:
+        problems.append(str(error))
+    except _Unfit:
+        pass
+    else:
+        return prepared
+    return None
 
 
 def _expectation(

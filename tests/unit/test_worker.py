@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import sys
 import time
@@ -69,6 +70,10 @@ class OfThree(Small):
     def __init__(self, num_classes):
         assert num_classes == 3
         super().__init__(num_classes)
+
+class OfNone(Small):
+    def __init__(self, num_classes):
+        raise ValueError("no number is right")
 
 class Stubborn(Small):
     "Computes in float32 whatever it is told."
@@ -1008,6 +1013,50 @@ def test_no_data_are_touched_for_cells_that_cannot_run_here(
     there = prepared_for(settings(**half), settings(**half, data__train_images=51))
     assert there.problems == [] and there.prepared == [None, None]
     assert all("float16" in reason for reason in there.invalid)
+
+
+def folder_of_two_classes(root: Path) -> dict[str, Any]:
+    """Settings of a folder whose images nobody could decode."""
+    for name in ("train/a/1.png", "train/b/1.png", "test/a/1.png"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_bytes(b"no image")
+    null = dict.fromkeys(("train_images", "test_images", "classes", "source_size"))
+    given = {"name": "imagefolder", "root": str(root), "batch_size": 2, **null}
+    return {f"data__{key}": value for key, value in given.items()}
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model__outputs": 1}, r"model\.outputs=1, and the data has [23] classes"),
+        (
+            {"data__batch_size": 4096, "data__train_images": None},
+            "4096 exceeds the (2|2048) training images",
+        ),
+        ({"model__name": "OfNone"}, "OfNone: could not be built"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_said_before_their_images_are_decoded(
+    settings: Make,
+    module: str,
+    folder: bool,
+    changes: dict[str, Any],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for store in ("store_arrays", "store_files"):
+        decoding = f"amp_sweep.data.cache.{store}"
+        monkeypatch.setattr(decoding, lambda *_: pytest.fail("images were decoded"))
+    asked = {**(folder_of_two_classes(tmp_path / "images") if folder else {}), **changes}
+    if "model__name" in asked:
+        asked["model__name"] = f"{module}:{asked['model__name']}"
+    cells = [settings(**asked, seed=seed) for seed in (0, 1)]
+    there = prepared_for(*cells)
+    (problem,) = there.problems
+    assert re.search(words, problem), problem
+    assert there.prepared == [None, None]
 
 
 @pytest.mark.parametrize(("size", "problems"), [(8, 0), (9, 1)])
