@@ -166,6 +166,9 @@ class StepClock:
         return StepTimes(step_ms=step_ms, wait_ms=wait_ms, input_ms=input_ms)
 
 
+STEP_FIGURES = ("step_ms_p50", "step_ms_p95", "step_ms_p99", "data_wait_frac", "input_work_frac")
+
+
 def step_metrics(epochs: Sequence[StepTimes]) -> dict[str, float | None]:
     """Percentiles of the step and shares of waiting and of input work, without the warm-up.
 
@@ -183,8 +186,7 @@ def step_metrics(epochs: Sequence[StepTimes]) -> dict[str, float | None]:
         ]
     steps = np.concatenate([item.step_ms for item in counted]) if counted else np.empty(0)
     if not len(steps):
-        names = ("step_ms_p50", "step_ms_p95", "step_ms_p99", "data_wait_frac", "input_work_frac")
-        return dict.fromkeys(names)
+        return dict.fromkeys(STEP_FIGURES)
     total = float(steps.sum())
     p50, p95, p99 = (float(value) for value in np.percentile(steps, (50, 95, 99)))
     return {

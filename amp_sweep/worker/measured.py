@@ -1,64 +1,120 @@
-"""From what each rank measured to the record's figures: merged, derived, with their reasons."""
+"""From what each rank measured while it trained to the record's figures, with their reasons."""
 
-import statistics
+import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
-
-from amp_sweep import data, diagnose, models, probes
-from amp_sweep.energy import Energy, Nvml, others
-from amp_sweep.probes import Findings, Subject
+from amp_sweep.energy import SLOWING, Energy, Nvml, others
+from amp_sweep.measure import STEP_FIGURES, StepTimes, step_metrics, throughput
 from amp_sweep.worker.build import Cell
+from amp_sweep.worker.figures import Figures
 from amp_sweep.worker.state import Progress
 
 ENERGY = ("energy_j", "energy_j_per_image")
-WORK = ("achieved_tflops", "mfu")
-SHARES = tuple(f"share_{name}" for name in diagnose.SHARES)
 
-# Every figure that the probes lead to.
-PROBED = (
-    *probes.MEMORY,
-    "flops_per_image",
-    *probes.UNDERFLOW,
-    "ceiling_tflops",
-    "ceiling_gb_per_s",
-    *WORK,
-    "communication_frac",
-    *SHARES,
-    "diagnosis",
-    "diagnosis_evidence",
-)
+# Why a figure of the training is null, where it is.
+REASONS = {
+    **dict.fromkeys(
+        ("test_accuracy", "test_loss", "train_loss", "best_test_accuracy"), "no epoch has ended"
+    ),
+    **dict.fromkeys(STEP_FIGURES, "not timed in a step after the warm-up, or step times are off"),
+    "images_per_s": "no step left after the warm-up",
+    "compile_s": "nothing was compiled",
+    "first_step_s": "no step was taken since the start",
+    **dict.fromkeys(
+        ("peak_allocated_mib", "peak_reserved_mib", "peak_cached_mib"),
+        "no CUDA device; see peak_rss_mib, of the process, and peak_rss_above_mib, above what it "
+        "was at its start",
+    ),
+    **dict.fromkeys(("scaler_final_scale", "scaler_skipped_steps"), "no gradient scaler"),
+}
 
-# What some of them are made of: in no record, but for the reason why it could not be had.
-INGREDIENTS = (*probes.BUSY, "busy_window_s", "communication_s")
-
-
-@dataclass
-class Figures:
-    """Metrics by name, and notes that say why some are null."""
-
-    metrics: dict[str, Any] = field(default_factory=dict)
-    reasons: dict[str, list[str]] = field(default_factory=dict)  # reason -> names
-
-    def missing(self, names: Sequence[str], reason: str) -> None:
-        """These are null for this reason."""
-        self.metrics.update(dict.fromkeys(names))
-        known = self.reasons.setdefault(reason, [])
-        known += [name for name in names if name not in known]
-
-    def notes(self) -> list[str]:
-        """One line for each reason."""
-        return [f"{', '.join(names)}: {reason}" for reason, names in self.reasons.items()]
+# What one rank says of itself: report.rank_report.
+RankReport = Mapping[str, Any]
 
 
-def no_probes(reason: str) -> Figures:
-    """Nothing was probed."""
+def trained(
+    cell: Cell,
+    progress: Progress,
+    first_step_s: float | None,
+    step_times: list[StepTimes],
+    ranks: Sequence[RankReport],
+) -> Figures:
+    """Accuracy, times, memory and energy of the training so far."""
     figures = Figures()
-    figures.missing(PROBED, reason)
+    figures.metrics = {
+        **_accuracy(progress),
+        **_times(cell, progress, step_times),
+        **step_metrics(step_times),
+        "startup_s": max(rank["startup_s"] for rank in ranks),
+        "compile_s": max((c.seconds for r in ranks if (c := r["compiled"])), default=None),
+        "first_step_s": first_step_s,
+        **_memory(ranks),
+        **_steps(cell, progress),
+    }
+    for name, reason in REASONS.items():
+        if figures.metrics[name] is None:
+            graph = name == "input_work_frac" and cell.speedups.cuda_graph
+            timed = graph and cell.config.measure.step_times
+            figures.missing([name], "the input is a part of the CUDA graph" if timed else reason)
+    contended = [looked for rank in ranks for looked in rank["contended"]]
+    if cell.device.type == "cpu":
+        contended = [cores_contended(ranks)]
+    figures.add(energy_figures([Energy(**rank["energy"]) for rank in ranks], contended))
     return figures
+
+
+def cost(cell: Cell, segments: Sequence[Mapping[str, Any]]) -> Figures:
+    """The price of the devices from each start to the last checkpoint, without the probes."""
+    figures, price = Figures(), cell.config.measure.price_per_hour
+    if price is None:
+        figures.missing(("price_per_hour", "cost"), "measure.price_per_hour is not given")
+        return figures
+    seconds = time.monotonic() - cell.job.launched_at
+    earlier = [segment.get("wall_s") for segment in segments]
+    seconds += sum(wall for wall in earlier if isinstance(wall, int | float))
+    figures.metrics["price_per_hour"] = price
+    figures.metrics["cost"] = price * cell.job.plan.replicas * seconds / 3600
+    return figures
+
+
+def _accuracy(progress: Progress) -> dict[str, Any]:
+    last = progress.epochs[-1] if progress.epochs else {}
+    names = ("test_accuracy", "test_loss", "train_loss")
+    return {**{n: last.get(n) for n in names}, "best_test_accuracy": progress.best_accuracy}
+
+
+def _times(cell: Cell, progress: Progress, step_times: list[StepTimes]) -> dict[str, Any]:
+    times = [row["train_time_s"] for row in progress.epochs]
+    batch = cell.job.plan.global_batch
+    only = step_times[0] if step_times else StepTimes()
+    return {
+        "train_time_s": sum(times) + progress.epoch_time_s,
+        "images_per_s": throughput(cell.steps_per_epoch * batch, times, only, batch),
+    }
+
+
+def _memory(ranks: Sequence[RankReport]) -> dict[str, Any]:
+    allocated = [value for rank in ranks for value in rank["peak_allocated_mib"]]
+    reserved = [value for rank in ranks for value in rank["peak_reserved_mib"]]
+    return {
+        "peak_allocated_mib": allocated or None,
+        "peak_reserved_mib": reserved or None,
+        "peak_cached_mib": [r - a for r, a in zip(reserved, allocated, strict=True)] or None,
+        "peak_rss_mib": [rank["peak_rss_mib"] for rank in ranks],
+        "peak_rss_above_mib": [rank["peak_rss_above_mib"] for rank in ranks],
+    }
+
+
+def _steps(cell: Cell, progress: Progress) -> dict[str, Any]:
+    done = progress.epoch * cell.steps_per_epoch + progress.step
+    scaled = cell.config.precision.scaler
+    return {
+        "optimizer_steps": done - progress.skipped_steps,
+        "scaler_final_scale": progress.scale if scaled else None,
+        "scaler_skipped_steps": progress.skipped_steps if scaled else None,
+    }
 
 
 # What others may take of the cores that a cell computes with: the launcher, the system itself.
@@ -115,160 +171,33 @@ def cores_contended(ranks: Sequence[Mapping[str, Any]]) -> bool:
     return False
 
 
-def subject(cell: Cell, progress: Progress, driver: str | None) -> Subject:
-    """The cell as the probes see it; call it after the last checkpoint."""
-    settings, plan = cell.config, cell.job.plan
-    order = data.epoch_order(cell.prepared.train_count, settings.seed, 0, settings.data.shuffle)
-    indices = data.rank_batches(order, plan.global_batch, cell.ranks.rank, cell.ranks.world_size)
-    rows = progress.epochs[1:] or progress.epochs
-    rates = [row["images_per_s"] for row in rows]
-    return Subject(
-        trainer=cell.trainer,
-        loss=cell.loss,
-        split=cell.train,
-        stored=[*cell.train.stored(), *cell.test.stored()],
-        indices=indices[:4],
-        devices=cell.devices,
-        ranks=cell.ranks,
-        step_s=plan.global_batch / statistics.harmonic_mean(rates) if rates else None,
-        allowed_s=settings.measure.probes_s,
-        train_s=sum(row["train_time_s"] for row in progress.epochs),
-        autocast_dtype=cell.autocast_dtype,
-        tf32=settings.precision.tf32,
-        init_scale=settings.precision.init_scale,
-        device_name=cell.device_name(cell.device),
-        driver=driver,
-        cache=data.cache_dir() / "ceilings",
-        plain_network=lambda: _plain_network(cell),
-        image_size=settings.data.image_size,
-        eager=cell.speedups.compile == "off",
-    )
-
-
-def _plain_network(cell: Cell) -> nn.Module:
-    """The network as it is defined: layers that were fused do other sums for the same result."""
-    model = cell.config.model
-    return models.build_for_shapes(model.name, cell.outputs, width=model.width)
-
-
-def probed(
-    ranks: Sequence[Findings],
-    *,
-    images_per_s: float | None,
-    wait_frac: float | None,
-    global_batch: int,
-    replicas: int,
-    effective: dict[str, Any],
-) -> Figures:
-    """The probes' figures of all ranks as the record has them, and what follows from them."""
-    figures = Figures()
-    merged = _merged(ranks, figures)
-    for name in (*probes.MEMORY, "flops_per_image", *probes.UNDERFLOW, "ceiling_tflops",
-                 "ceiling_gb_per_s"):  # fmt: skip
-        if merged.get(name) is not None:
-            figures.metrics[name] = merged[name]
-    step_s = global_batch / images_per_s if images_per_s else None
-    _work(figures, images_per_s, replicas)
-    _shares(figures, merged, step_s, wait_frac, effective.get("parallel") == "ddp")
-    shares = {name: figures.metrics[f"share_{name}"] for name in diagnose.SHARES}
-    why = next((r for r, names in figures.reasons.items() if "share_compute" in names), "")
-    found = diagnose.diagnose(
-        shares,
-        mfu=figures.metrics["mfu"],
-        reason=why,
-        **diagnose.figures(effective),
-    )
-    figures.metrics["diagnosis"] = found.word
-    figures.metrics["diagnosis_evidence"] = found.evidence
-    return figures
-
-
-# What each rank's figure of that name becomes; the others are lists, one item a device.
-_MERGE: dict[str, Callable[[Sequence[float]], float]] = {
-    "communication_s": max,
-    **dict.fromkeys(probes.BUSY, statistics.fmean),
-    "busy_window_s": statistics.fmean,
-    **dict.fromkeys(probes.UNDERFLOW, statistics.fmean),
-    "flops_per_image": statistics.fmean,
-    "ceiling_tflops": min,
-    "ceiling_gb_per_s": min,
-}
-
-
-def _merged(ranks: Sequence[Findings], figures: Figures) -> dict[str, Any]:
-    names = dict.fromkeys(name for found in ranks for name in (*found.metrics, *found.reasons))
-    merged: dict[str, Any] = {}
-    for name in names:
-        reason = next((found.reasons[name] for found in ranks if name in found.reasons), None)
-        values = [value for r in ranks if (value := r.metrics.get(name)) is not None]
-        if reason is not None or not values:
-            figures.missing([name], reason or "not measured")
-            if name not in PROBED:  # an ingredient: what it would have led to says why
-                del figures.metrics[name]
-        elif name in _MERGE:
-            merged[name] = _MERGE[name](values)
-        else:
-            merged[name] = [item for value in values for item in value]
-    return merged
-
-
-def _work(figures: Figures, images_per_s: float | None, replicas: int) -> None:
-    """Rates per device: the FLOPs are those of the network, not of what its kernels add."""
-    flops, ceiling = figures.metrics.get("flops_per_image"), figures.metrics.get("ceiling_tflops")
-    if flops is None or images_per_s is None:
-        figures.missing(WORK, "needs flops_per_image and images_per_s")
-        return
-    achieved = figures.metrics["achieved_tflops"] = flops * images_per_s / replicas / 1e12
-    if ceiling is None:
-        figures.missing(("mfu",), "needs ceiling_tflops")
-    elif achieved > ceiling:
-        figures.missing(
-            ("mfu",), "the training reached more than ceiling_tflops, measured on a busy device"
+def device_notes(contended: bool | None, ranks: Sequence[RankReport]) -> list[str]:
+    """What the devices' states say about the run's figures."""
+    notes = []
+    refused = sum(rank["refused_images"] for rank in ranks)
+    if refused:
+        notes.append(
+            f"data.decode=device: {refused:,} times the host decoded a JPEG image that the device "
+            "refused; the log names the first"
         )
-    else:
-        figures.metrics["mfu"] = achieved / ceiling
-
-
-def _shares(
-    figures: Figures,
-    merged: dict[str, Any],
-    step_s: float | None,
-    wait_frac: float | None,
-    ddp: bool,
-) -> None:
-    figures.metrics["share_input"] = wait_frac
-    added = merged.get("communication_s")
-    window_s = merged.get("busy_window_s")
-    if window_s is not None:  # seen under the probes' own conditions, whatever they were
-        step_s = (window_s + (added or 0.0)) / max(1e-9, 1.0 - min(0.99, wait_frac or 0.0))
-    if added is not None and step_s is not None:
-        figures.metrics["communication_frac"] = min(1.0, added / step_s)
-    else:
-        why = next((r for r, n in figures.reasons.items() if "communication_s" in n), None)
-        figures.missing(("communication_frac",), why or "needs images_per_s")
-    # ddp's exchange was left out of the busy window and measured by itself; dp's is in it.
-    needed = (*probes.BUSY, "communication_s") if ddp else probes.BUSY
-    missing = [name for name in needed if merged.get(name) is None]
-    if wait_frac is None or step_s is None:
-        figures.missing(SHARES, "needs data_wait_frac and images_per_s")
-        return
-    if missing:
-        why = next((r for r, n in figures.reasons.items() if missing[0] in n), "not measured")
-        figures.missing([name for name in SHARES if name != "share_input"], why)
-        return
-    communication_s = added if added is not None else merged["busy_communication_s"]
-    found = diagnose.shares(
-        step_s,
-        wait_frac,
-        compute_s=merged["busy_compute_s"],
-        memory_s=merged["busy_memory_s"],
-        communication_s=communication_s,
+    compiled = max(
+        (c for rank in ranks if (c := rank["compiled"])), key=lambda c: c.uncompiled, default=None
     )
-    if found is None:
-        figures.missing(
-            [name for name in SHARES if name != "share_input"],
-            "the probes saw more work in a step than a training step lasted: other conditions",
+    if compiled and compiled.uncompiled:
+        notes.append(
+            f"memory.compile: {compiled.uncompiled} of {compiled.layers} convolutions and linear "
+            "layers were left uncompiled"
         )
-        return
-    for name, share in found.items():
-        figures.metrics[f"share_{name}"] = share
+    gpus = [gpu for rank in ranks for gpu in rank["gpus_end"]]
+    slowing = {name for gpu in gpus for name in gpu["throttle_reasons"] or ()} & SLOWING
+    if slowing:
+        notes.append(
+            f"the GPU's clock was held down at the end of training: {', '.join(sorted(slowing))}"
+        )
+    if contended:
+        notes.append(
+            "contended: another process used the device at the start or the end"
+            if gpus
+            else "contended: other processes used the cores that this run computed with"
+        )
+    return notes

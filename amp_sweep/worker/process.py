@@ -18,7 +18,8 @@ from amp_sweep.messages import RankJob
 from amp_sweep.parallel import Ranks
 from amp_sweep.paths import RunPaths
 from amp_sweep.worker.build import Invalid
-from amp_sweep.worker.train import Diverged, RanksDiffer, StopRequest, run_cell
+from amp_sweep.worker.guard import Diverged, RanksDiffer
+from amp_sweep.worker.train import StopRequest, run_cell
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from amp_sweep.messages import RankJob
 from amp_sweep.parallel import Ranks
 from amp_sweep.paths import RunPaths
 from amp_sweep.precision import observe
-from amp_sweep.worker import honoured, measured
+from amp_sweep.worker import guard, probed
 from amp_sweep.worker.build import Cell, Invalid, build
 from amp_sweep.worker.compile_ahead import compile_ahead
 from amp_sweep.worker.report import Segment, look_around, rank_report
@@ -24,18 +23,6 @@ from amp_sweep.worker.state import Progress, resume, save_state, save_weights
 from amp_sweep.worker.write import Writer
 
 log = logging.getLogger(__name__)
-
-
-class Diverged(Exception):
-    """The loss or the scale left the range in which training means anything."""
-
-
-class RanksDiffer(Exception):
-    """A rank's state is not rank 0's; `rank` says which."""
-
-    def __init__(self, rank: int, message: str) -> None:
-        super().__init__(message)
-        self.rank = rank
 
 
 @dataclass
@@ -84,7 +71,7 @@ def run_cell(
         everyone = ranks.gather(rank_report(cell, segment, progress))
         writer.finish(progress, segment.first_step_s, segment.step_times, everyone)
         if finished:
-            _check_honoured(cell, progress, everyone)
+            guard.check_honoured(cell, progress, everyone)
             reached("trained")
             _probe(cell, segment, progress, writer)
             reached("probed")
@@ -98,24 +85,13 @@ def run_cell(
     return record.COMPLETED if finished else record.INTERRUPTED
 
 
-def _check_honoured(cell: Cell, progress: Progress, everyone: list[dict[str, Any]]) -> None:
-    """Raise Invalid on all ranks when what ran is not what was asked for; a collective.
-
-    It returns when rank 0 has stored the weights and the figures, and not where it could not.
-    """
-    found = honoured.differences(cell, progress, [rank["honoured"] for rank in everyone])
-    differences = dict.fromkeys(text for texts in cell.ranks.gather(found) for text in texts)
-    if differences:
-        raise Invalid("; ".join(differences))
-
-
 def _probe(cell: Cell, segment: Segment, progress: Progress, writer: Writer) -> None:
     """Take the figures that training must not pay for. Nothing of the run depends on them."""
     if not cell.config.measure.probes:
         writer.probed(progress, None)
         return
     found = probes.run_probes(
-        measured.subject(cell, progress, segment.nvml.driver),
+        probed.subject(cell, progress, segment.nvml.driver),
         lambda what: writer.sign_of_life(progress.epoch, progress.step, what),
     )
     writer.probed(progress, cell.ranks.gather(found))
@@ -180,7 +156,7 @@ def _train_part(
     def go_on(step: int) -> bool:
         if very_first and step == 1:
             hooks.close()
-            _check_first_step(cell, segment.observed.dtypes)
+            guard.check_first_step(cell, segment.observed.dtypes)
         writer.sign_of_life(progress.epoch, first + step)
         return stop.go_on(cell.ranks, before + step)
 
@@ -199,58 +175,15 @@ def _train_part(
         )
         window.images = len(done.losses) * indices.shape[1]  # a stop may have left some out
     if very_first:
-        _check_first_step(cell, segment.observed.dtypes)  # also where there was one step only
+        guard.check_first_step(cell, segment.observed.dtypes)  # also where there was one step only
         segment.first_step_s = done.first_step_s
     losses = cell.ranks.mean(done.losses)
     progress.losses += losses.tolist()
     progress.scales += done.scales.tolist()
     progress.epoch_time_s += done.time_s
     progress.step += len(losses)
-    _judge(cell, progress, first)
+    guard.judge(cell, progress, first)
     return done.times
-
-
-def _check_first_step(cell: Cell, observed: set[str]) -> None:
-    """Raise Invalid when layers computed in another format, or hold weights that nothing trains."""
-    trained = {id(parameter) for parameter in cell.trainer.parameters}
-    new = [name for name, weight in cell.network.named_parameters() if id(weight) not in trained]
-    if new:
-        raise Invalid(
-            f"model.name={cell.config.model.name}: {', '.join(new)} was made in the forward pass, "
-            "and no optimizer trains it; make every parameter in __init__"
-        )
-    dtype = cell.autocast_dtype
-    requested = str(dtype).removeprefix("torch.") if dtype else "float32"
-    if observed and (requested not in observed or (dtype is None and len(observed) > 1)):
-        raise Invalid(
-            f"layers computed in {', '.join(sorted(observed))}, requested was {requested}"
-        )
-
-
-def _judge(cell: Cell, progress: Progress, first: int) -> None:
-    """Count skipped steps; raise Diverged when the guard's limits are passed.
-
-    Every rank sees the same figures and so comes to the same end.
-    """
-    guard = cell.config.guard
-    for index in range(first, progress.step):
-        step = progress.epoch * cell.steps_per_epoch + index + 1
-        finite = math.isfinite(progress.losses[index])
-        progress.nonfinite_run = 0 if finite else progress.nonfinite_run + 1
-        if progress.nonfinite_run >= guard.nonfinite_steps:
-            raise Diverged(
-                f"{progress.nonfinite_run} non-finite losses in a row, up to step {step}"
-            )
-        if not cell.trainer.scaler.is_enabled():
-            continue
-        # The scaler halves its scale exactly when it skips a step.
-        progress.skipped_steps += progress.scales[index] < progress.scale
-        progress.scale = progress.scales[index]
-        if progress.scale < guard.min_scale:
-            raise Diverged(
-                f"the gradient scale fell to {progress.scale:g} (guard.min_scale="
-                f"{guard.min_scale:g}) at step {step}"
-            )
 
 
 def _end_epoch(cell: Cell, progress: Progress, writer: Writer) -> None:
@@ -260,7 +193,7 @@ def _end_epoch(cell: Cell, progress: Progress, writer: Writer) -> None:
     lr = optim.current_lr(cell.trainer.optimizer)
     seconds = max(cell.ranks.gather(progress.epoch_time_s))
     optim.step_scheduler(cell.scheduler, watched)
-    _check_ranks_agree(cell)
+    guard.check_ranks_agree(cell)
 
     cell.ranks.share_buffers(cell.network)
     batches = data.eval_batches(
@@ -306,32 +239,3 @@ def _end_epoch(cell: Cell, progress: Progress, writer: Writer) -> None:
     progress.step = 0
     progress.epoch_time_s = 0.0
     progress.losses, progress.scales = [], []
-
-
-def _check_ranks_agree(cell: Cell) -> None:
-    """Raise RanksDiffer naming the rank whose lr, scale or weights differ from rank 0's."""
-    if cell.ranks.world_size == 1:
-        return
-    state = (
-        optim.current_lr(cell.trainer.optimizer),
-        cell.trainer.scaler.get_scale(),
-        _checksum(cell.trainer.parameters),
-    )
-    everyone = cell.ranks.gather(state)
-    for rank, other in enumerate(everyone):
-        if other != everyone[0]:
-            raise RanksDiffer(
-                rank,
-                f"rank {rank} differs from rank 0: (lr, scale, weight checksum) "
-                f"{other} against {everyone[0]}",
-            )
-
-
-def _checksum(parameters: list[torch.nn.Parameter]) -> int:
-    """A sum over the bits of all weights: equal weights give equal sums, whatever their order."""
-    total = torch.zeros((), dtype=torch.int64, device=parameters[0].device)
-    for parameter in parameters:
-        size = parameter.element_size()
-        bits = {1: torch.uint8, 2: torch.int16}.get(size, torch.int32)
-        total += parameter.detach().flatten().view(bits).sum(dtype=torch.int64)
-    return int(total)

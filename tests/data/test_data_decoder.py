@@ -18,7 +18,7 @@ from amp_sweep.data import DataError, Unsupported, open_split, prepare
 from amp_sweep.data import on_device as on_device_module
 from amp_sweep.data.ahead import ahead
 from amp_sweep.data.decode import open_rgb
-from amp_sweep.worker.write import _device_notes
+from amp_sweep.worker.measured import device_notes
 
 MakeFolder = Callable[..., Path]
 MakeConfig = Callable[..., DataConfig]
@@ -225,11 +225,10 @@ def test_refusals_are_counted_and_the_first_is_told(
 
 
 def test_the_record_says_how_many_images_the_device_refused() -> None:
-    metrics = {"peak_allocated_mib": [1.0]}
     ranks = [{"gpus_end": [], "refused_images": count, "compiled": None} for count in (0, 1234)]
-    (note,) = _device_notes(metrics, ranks)
+    (note,) = device_notes(None, ranks)
     assert note.startswith("data.decode=device: 1,234 times the host decoded a JPEG image")
-    assert _device_notes(metrics, ranks[:1]) == []
+    assert device_notes(None, ranks[:1]) == []
 
 
 def cut(path: Path) -> None:

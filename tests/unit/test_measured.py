@@ -21,10 +21,11 @@ from amp_sweep.paths import RunPaths
 from amp_sweep.precision import Observed, observe
 from amp_sweep.probes import Findings
 from amp_sweep.record import Record
-from amp_sweep.worker import Invalid, honoured, measured
+from amp_sweep.worker import Invalid, honoured, measured, probed
 from amp_sweep.worker import train as training
 from amp_sweep.worker.build import Cell, build
 from amp_sweep.worker.compile_ahead import Compiled
+from amp_sweep.worker.figures import Figures
 from amp_sweep.worker.state import Progress
 from amp_sweep.worker.train import StopRequest, run_cell
 
@@ -75,6 +76,11 @@ def run(root: Path, cell: RunConfig) -> Record:
     return record.read(paths.record)
 
 
+def assert_each_null_has_its_reason(found: Record) -> None:
+    told = {name for note in found.notes for name in note.partition(": ")[0].split(", ")}
+    assert {name for name, value in found.metrics.items() if value is None} <= told
+
+
 HALF = {"precision__name": "scaler", "precision__autocast": True, "precision__scaler": True}
 
 
@@ -100,17 +106,17 @@ def test_weights_are_equal_with_all_measuring_on_and_off(
     assert found["on"].metrics["memory_probe_peak_mib"][0] > 0
     assert found["off"].metrics["memory_probe_peak_mib"] is None
     assert any("measure.probes=false" in note for note in found["off"].notes)
+    for each in found.values():
+        assert_each_null_has_its_reason(each)
 
 
 def test_a_record_holds_every_figure_or_its_reason(tmp_path: Path, settings: Make) -> None:
     found = run(tmp_path / "run", settings(**HALF, measure__price_per_hour=3.0))
     metrics = found.metrics
-    assert set(metrics) >= {*measured.PROBED, *measured.ENERGY, "contended", "cost"}
-    for name, value in metrics.items():
-        if value is None:
-            assert any(name in note for note in found.notes), name
+    assert set(metrics) >= {*probed.PROBED, *measured.ENERGY, "contended", "cost"}
+    assert_each_null_has_its_reason(found)
     assert any(note.startswith("contended") for note in found.notes) == metrics["contended"]
-    shares = [metrics[name] for name in measured.SHARES]
+    shares = [metrics[name] for name in probed.SHARES]
     assert sum(shares) == pytest.approx(1)
     kinds = ("parameters", "gradients", "optimizer", "activations", "input", "workspace",
              "unattributed")  # fmt: skip
@@ -182,6 +188,8 @@ def test_an_interrupted_run_says_why_it_has_no_probes(tmp_path: Path, settings: 
     found = record.read(paths.record)
     assert found.metrics["diagnosis"] is None
     assert any("diagnosis" in note and "after the last epoch" in note for note in found.notes)
+    assert found.metrics["test_accuracy"] is None and found.metrics["first_step_s"] > 0
+    assert_each_null_has_its_reason(found)
 
 
 # ------------------------------------------------------------------ what was asked for
@@ -293,12 +301,12 @@ def test_the_probes_are_told_of_the_mean_step_without_the_first_epoch(
     cell: tuple[Cell, list[dict[str, Any]]],
 ) -> None:
     rows = [{"images_per_s": rate, "train_time_s": 2.0} for rate in (1.0, 100.0, 50.0)]
-    found = measured.subject(cell[0], Progress(epoch=3, epochs=rows), None)
+    found = probed.subject(cell[0], Progress(epoch=3, epochs=rows), None)
     assert found.step_s == pytest.approx((0.04 + 0.08) / 2)  # batches of 4
     assert found.train_s == 6.0 and found.eager
-    alone = measured.subject(cell[0], Progress(epoch=1, epochs=rows[:1]), None)
+    alone = probed.subject(cell[0], Progress(epoch=1, epochs=rows[:1]), None)
     assert alone.step_s == pytest.approx(4.0)
-    assert measured.subject(cell[0], Progress(), None).step_s is None
+    assert probed.subject(cell[0], Progress(), None).step_s is None
     parts = [*cell[0].train.stored(), *cell[0].test.stored()]
     assert [tensor.data_ptr() for tensor in found.stored] == [t.data_ptr() for t in parts]
 
@@ -306,7 +314,7 @@ def test_the_probes_are_told_of_the_mean_step_without_the_first_epoch(
 # ------------------------------------------------------------------ merging ranks
 
 
-def merged(ranks: list[Findings], **changes: Any) -> measured.Figures:
+def merged(ranks: list[Findings], **changes: Any) -> Figures:
     values: dict[str, Any] = {
         "images_per_s": 100.0,
         "wait_frac": 0.1,
@@ -314,7 +322,7 @@ def merged(ranks: list[Findings], **changes: Any) -> measured.Figures:
         "replicas": 2,
         "effective": {"device_type": "cuda", "backend": "nccl", "replicas": 2},
     }
-    return measured.probed(ranks, **(values | changes))
+    return probed.figures_of(ranks, **(values | changes))
 
 
 def findings(**changes: Any) -> Findings:

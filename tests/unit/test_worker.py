@@ -42,8 +42,9 @@ from amp_sweep.record import Record
 from amp_sweep.worker import Invalid, RankJob, prepare
 from amp_sweep.worker.build import build, outputs_of, rank_seed
 from amp_sweep.worker.compile_ahead import compile_ahead, layers_that_run
+from amp_sweep.worker.guard import Diverged, checksum
 from amp_sweep.worker.honoured import differences
-from amp_sweep.worker.train import Diverged, StopRequest, _checksum, _next_save, run_cell
+from amp_sweep.worker.train import StopRequest, _next_save, run_cell
 from tests.integration.images import make_folder
 from tests.unit.test_track import curve, hparams_tab
 
@@ -1071,6 +1072,6 @@ def test_a_network_that_wants_the_true_number_of_classes_is_asked_when_the_data_
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
 def test_the_checksum_of_weights_takes_every_size_of_element(dtype: torch.dtype) -> None:
     weights = torch.nn.Parameter(torch.arange(3).to(dtype), requires_grad=False)
-    before = _checksum([weights])
+    before = checksum([weights])
     weights.data[1] += 1
-    assert _checksum([weights]) != before
+    assert checksum([weights]) != before
