@@ -112,14 +112,17 @@ def of_frame(
     runs = rows_of(frame)
     for run, name in zip(runs, _sweeps(runs), strict=True):
         run[axes.SWEEP] = name
-    for run, found in zip(runs, key.keys(runs), strict=True):
-        cell = places[run["run_dir"]][1]
-        at = (
+    keys = key.keys(runs)
+    cells = [places[run["run_dir"]][1] for run in runs]
+    at = [
+        (
             _value(run, cell, found, rows, columns_of[0]),
             _value(run, cell, found, columns, columns_of[1]),
         )
-        rest = _rest(cell, found, (rows, columns))
-        members[tuple(rest.items())][at].append(run)
+        for run, cell, found in zip(runs, cells, keys, strict=True)
+    ]
+    for run, place, rest in zip(runs, at, _rests(cells, keys, at, (rows, columns)), strict=True):
+        members[tuple(rest.items())][place].append(run)
     rests = [dict(rest) for rest in members]
     inside = [[run for group in groups.values() for run in group] for groups in members.values()]
     trained = [labels.what(each) for each in inside]
@@ -220,7 +223,7 @@ def _metric(frame: pd.DataFrame, name: str) -> str:
         there = (m for m in MEMORIES if m in frame.columns and frame[m].notna().any())
         return next(there, MEMORIES[-1])
     column = axes.column(frame, SHORT.get(name, name))
-    if not pd.api.types.is_numeric_dtype(frame[column]) or column.startswith("config."):
+    if not pd.api.types.is_numeric_dtype(frame[column]):
         raise ValueError(f"{name} is not a figure of a run")
     return column
 
@@ -245,16 +248,45 @@ def _sweeps(runs: Sequence[Row]) -> list[str]:
     return [clean(folder.name if unique else str(folder)) for folder in folders]
 
 
-def _rest(cell: Cell, found: key.Key, shown: tuple[str, str]) -> key.Key:
+def _rests(
+    cells: Sequence[Cell], keys: Sequence[key.Key], at: Sequence[At], shown: tuple[str, str]
+) -> list[key.Key]:
     """What has to be equal for runs to stand in one pivot: all that the axes do not explain."""
-    plain = any(axis.startswith("parallel.") or axis == "devices" for axis in shown)
-    plain_precision = any(axis.startswith("precision.") for axis in shown)
-    own: key.Key = {
-        "parallel": cell.names[0] if plain else cell.parallel,
-        "precision": cell.names[1] if plain_precision else cell.precision,
-        **found,
-    }
-    return {n: v for n, v in own.items() if not any(axes.explains(axis, n) for axis in shown)}
+    parallel = [(cell.names[0], cell.parallel) for cell in cells]
+    precision = [(cell.names[1], cell.precision) for cell in cells]
+    if not any(axis.startswith("parallel.") or axis == "devices" for axis in shown):
+        parallel = [(variant, variant) for _, variant in parallel]
+    if not any(axis.startswith("precision.") for axis in shown):
+        precision = [(variant, variant) for _, variant in precision]
+    places = [
+        (*where, *found.items(), p[0], q[0])
+        for where, found, p, q in zip(at, keys, parallel, precision, strict=True)
+    ]
+    # Names without what tells variants apart, where the axes tell them apart.
+    told = len(set(places)) == len(set(zip(places, map(_at, cells), strict=True)))
+    whole: list[key.Key] = [
+        {"parallel": p[0 if told else 1], "precision": q[0 if told else 1], **found}
+        for p, q, found in zip(parallel, precision, keys, strict=True)
+    ]
+    explained = _explained(at, whole, shown)
+    return [{n: v for n, v in each.items() if n not in explained} for each in whole]
+
+
+def _at(cell: Cell) -> At:
+    return cell.parallel, cell.precision
+
+
+def _explained(at: Sequence[At], keys: Sequence[key.Key], shown: tuple[str, str]) -> set[str]:
+    """The fields that an axis stands for and that have one value at each value of the axis."""
+    told: set[str] = set()
+    for place, axis in enumerate(shown):
+        for name in {name for whole in keys for name in whole if axes.explains(axis, name)}:
+            pairs = {(where[place], whole.get(name)) for where, whole in zip(at, keys, strict=True)}
+            if name in key.HARDWARE:  # runs that never started may not know theirs
+                pairs = {pair for pair in pairs if pair[1] is not None}
+            if len(pairs) == len({value for value, _ in pairs}):
+                told.add(name)
+    return told
 
 
 def _ordered(axis: str, values: Sequence[str]) -> tuple[str, ...]:
@@ -280,7 +312,7 @@ def _of_runs(runs: Sequence[Row], places: dict[str, tuple[Table, Cell]], metric:
     name = "images_per_s" if metric == SPEEDUP else metric
     statuses = Counter(run["status"] for run in runs)
     done = [run for run in runs if run["status"] == record.COMPLETED]
-    found = figure_of(sorted(done, key=lambda run: run["seed"] or 0), name)
+    found = figure_of(done, name)
     effect = None
     if len(cells) == 1:
         [(table, cell)] = cells.values()

@@ -1,5 +1,6 @@
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 from analysis import axes, pivot
 from analysis.__main__ import main
 from analysis.compare import compare
-from analysis.frame import load
+from analysis.frame import load, rows_of
 from analysis.pivot import Pivot
-from tests.analysis.synthetic import write_run
+from analysis.statistics import Interval
+from tests.analysis.synthetic import TRUTHS, write_run, write_sweep
 
 Make = Callable[..., Path]
 
@@ -32,6 +34,7 @@ def batches(make_matrix: Make) -> Path:
         for batch in (64, 128):
             sweep = make_matrix(
                 seed=seed,
+                gpu=True,
                 settings={"data.batch_size": batch},
                 overrides=(f"data.batch_size={batch}",),
                 metrics={"images_per_s": 10.0 * batch + seed},
@@ -64,13 +67,19 @@ def test_any_two_axes_make_a_grid_and_the_rest_is_told_apart(batches: Path) -> N
 
 
 def test_seeds_are_averaged_and_nothing_else(batches: Path) -> None:
-    # Without batch_size on an axis, its values stand in pivots of their own.
+    # Without batch_size on an axis, its values stand in pivots of their own, in their order.
+    for batch in (8, 16):
+        write_run(
+            batches.parent,
+            gpu=True,
+            settings={"data.batch_size": batch},
+            overrides=(f"data.batch_size={batch}",),
+        )
     found = pivots("parallel", "precision", "images_per_s", batches)
     assert [each.title for each in found] == [
-        "alexnet on digits, data.batch_size=64",
-        "alexnet on digits, data.batch_size=128",
+        f"alexnet on digits, data.batch_size={batch}" for batch in (8, 16, 64, 128)
     ]
-    assert found[0].entries["none", "fp32"].n == 2
+    assert found[2].entries["none", "fp32"].n == 2
 
 
 def test_two_gpus_are_apart_unless_they_are_the_axis(make_matrix: Make) -> None:
@@ -80,6 +89,55 @@ def test_two_gpus_are_apart_unless_they_are_the_axis(make_matrix: Make) -> None:
     found = pivots("precision", "device_name", "images/s", first, second)
     assert len(found) == 3  # one per parallelism
     assert found[0].columns == ("NVIDIA A100", "NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    ("axis", "one", "other", "titles"),
+    [
+        ("device_name", {"torch": "2.13.0"}, {"torch": "2.14.1"}, ["torch=2.13.0", "torch=2.14.1"]),
+        ("cpu", {"devices": 0}, {"devices": 1}, ["device_name=Intel Xeon", "device_name=NVIDIA"]),
+        ("sweep", {"devices": 0}, {"devices": 1}, ["device_name=Intel Xeon", "device_name=NVIDIA"]),
+        ("model", {"width": 0.5}, {"width": 1.0}, ["model.width=0.5", "model.width=1.0"]),
+        ("parallel.devices", {"devices": 2}, {"devices": 4}, ["parallel=ddp on 2", "ddp on 4"]),
+    ],
+)
+def test_runs_that_differ_in_what_an_axis_stands_for_are_apart(
+    make_run: Make, axis: str, one: dict[str, Any], other: dict[str, Any], titles: list[str]
+) -> None:
+    for seed, own in enumerate((one, other)):
+        devices = own.get("devices", 1)
+        names = ["NVIDIA H200"] * devices
+        sweep = make_run(
+            "ddp",
+            seed=seed,
+            gpu=devices > 0,
+            settings={"model.width": own.get("width", 0.25)},
+            effective={"world_size": devices, "device_names": names} if devices else None,
+            environment={"torch": own.get("torch", "2.14.1")},
+        ).parent
+    found = pivots(axis, "precision", "images/s", sweep)
+    assert [entry.n for each in found for entry in each.entries.values()] == [1, 1]
+    for each, title in zip(found, titles, strict=True):
+        assert title in each.title
+
+
+def test_an_axis_explains_the_variants_of_its_own_field(make_run: Make) -> None:
+    for devices in (2, 4):
+        names = ["NVIDIA H200"] * devices
+        make_run(
+            "ddp",
+            gpu=True,
+            settings={"parallel.devices": devices},
+            effective={"world_size": devices, "device_names": names},
+        )
+    make_run("ddp", "autocast", gpu=True, status="pending")
+    sweep = make_run("ddp", gpu=True, settings={"precision.tf32": True}).parent
+    [found] = pivots("devices", "precision", "time", sweep)
+    assert found.rows == ("2", "4", "null")
+    [_, found] = pivots("precision.tf32", "parallel", "time", sweep)
+    assert found.rows == ("false", "true")
+    [found] = pivots("parallel", "precision", "time", sweep)
+    assert found.columns == ("fp32 (tf32=false)", "fp32 (tf32=true)", "autocast")
 
 
 def test_speed_ups_relate_to_the_baseline_of_the_runs_own_table(batches: Path) -> None:
@@ -114,6 +172,23 @@ def test_the_speed_up_of_a_seed_is_over_the_same_seed_of_the_baseline(make_run: 
     }
 
 
+def test_some_seeds_of_a_cell_have_the_figures_that_they_have_alone(make_run: Make) -> None:
+    for sweep, seeds in (("one", (2, 10)), ("two", (3,))):
+        for seed in seeds:
+            metrics = {"images_per_s": 100.0 + 10 * seed}
+            make_run(seed=seed, sweep=sweep, metrics=metrics)
+            metrics = {"images_per_s": 150.0 + 16 * seed}
+            made = make_run("dp", seed=seed, sweep=sweep, metrics=metrics)
+            status = "failed" if seed == 10 else "completed"
+            make_run("ddp", seed=seed, sweep=sweep, status=status, metrics=metrics)
+    one, two = made.parents[1] / "one", made.parents[1] / "two"
+    [both] = pivots("parallel", "sweep", "images/s", one, two)
+    alone = pivot.of_table(compare(load(one)[0]).tables[0], "images/s")
+    for parallel in both.rows:
+        part, whole = both.entries[parallel, "one"], alone.entries[parallel, "fp32"]
+        assert replace(part, run_dirs=(), verdict=whole.verdict) == replace(whole, run_dirs=())
+
+
 def test_the_matrix_of_a_table_is_the_same_pivot(batches: Path) -> None:
     frame = load(batches)[0]
     comparison = compare(frame)
@@ -121,7 +196,7 @@ def test_the_matrix_of_a_table_is_the_same_pivot(batches: Path) -> None:
         of_frame = pivot.of_frame(frame, comparison, "parallel", "precision", metric)
         for table, other in zip(comparison.tables, of_frame, strict=True):
             own = pivot.of_table(table, metric)
-            assert own.entries == other.entries
+            assert own == other
 
 
 def test_sweeps_stand_side_by_side_even_with_the_same_settings(
@@ -169,6 +244,32 @@ def test_grids_that_are_too_wide_stand_below_each_other_and_whole(
     printed = capsys.readouterr().out
     assert "batch_size=39" in printed
     assert "…" not in printed
+
+
+def test_the_long_form_has_every_figure_of_every_place(tmp_path: Path) -> None:
+    truths = {at: truth for at, truth in TRUTHS.items() if at != ("dp", "autocast")}
+    sweep = write_sweep(tmp_path, truths, 3)
+    [table] = compare(load(sweep)[0]).tables
+    for metric in ("images/s", "speed-up"):
+        long = pivot.long_form(pivots("parallel", "precision", metric, sweep))
+        assert len(long) == 9
+        for row in rows_of(long):
+            cell = table.cells[row["parallel"], row["precision"]]
+            figure, effect = cell.figures["images_per_s"], cell.effects.get("images_per_s")
+            if effect is None:
+                expected = (None, None, 0, None, None)
+            elif metric == "images/s":
+                expected = (figure.mean, figure.sd, 3, figure.interval, effect.verdict)
+            else:
+                expected = (effect.estimate, None, 3, effect.interval, effect.verdict)
+            spread = None if row["low"] is None else Interval(row["low"], row["high"])
+            found = (row["value"], row["sd"], row["n"], spread, row["verdict"])
+            assert found == (*expected[:4], expected[4] or None)
+        status = long.set_index(["parallel", "precision"])["status"]
+        assert status["dp", "scaler"] == "failed"
+        assert status["dp", "autocast"] == "-"
+        assert (status == "completed").sum() == 7
+    assert {"faster", "slower"} <= set(long["verdict"])
 
 
 def test_what_nobody_asked_for_is_a_dash(make_matrix: Make) -> None:
@@ -242,3 +343,5 @@ def test_settings_are_found_by_their_own_name(make_run: Make) -> None:
     frame = load(make_run())[0]
     assert axes.column(frame, "optimizer.lr") == "config.optimizer.lr"
     assert axes.column(frame, "seed") == "seed"
+    [found] = pivot.of_frame(frame, compare(frame), "precision", "data.root", "time")
+    assert pivot.grid(found).headings == ["time", "root=null"]
