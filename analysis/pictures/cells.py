@@ -75,10 +75,14 @@ class Drawn:
         counts = {name: self.cell.statuses[name] for name in statuses}
         return ", ".join(f"{name.upper()} {n}" for name, n in counts.items() if n)
 
+    @property
+    def done(self) -> list[Row]:
+        """Its completed runs."""
+        return [row for row in self.rows if row["status"] == record.COMPLETED]
+
     def figure(self, metric: str) -> Figure:
         """One metric (a column of the tidy table) of each completed run, where it is plausible."""
-        done = [row for row in self.rows if row["status"] == record.COMPLETED]
-        known = [row for row in done if row.get(metric) is not None]
+        known = [row for row in self.done if row.get(metric) is not None]
         return figure_of([row for row in known if plausible(metric, row[metric])], metric)
 
     def mean(self, metric: str) -> float | None:
@@ -88,8 +92,7 @@ class Drawn:
     @cached_property
     def _histories(self) -> list[tuple[Row, list[dict[str, Any]]]]:
         """Its completed runs, or all where none is completed, with their epochs."""
-        done = [row for row in self.rows if row["status"] == record.COMPLETED]
-        return [(row, _history(row)) for row in done or self.rows]
+        return [(row, _history(row)) for row in self.done or self.rows]
 
     def epochs(self, metric: str) -> Iterator[Epoch]:
         """The epochs of those runs that have a metric."""

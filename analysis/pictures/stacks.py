@@ -116,9 +116,9 @@ def _stacked(
 
 
 def _fullest(drawn: Drawn) -> Stack:
-    """MiB of each part on the fullest device of each run, then the mean over runs."""
+    """MiB of each part on the fullest device of each completed run, then the mean over runs."""
     fullest: list[Stack] = []
-    for row in drawn.rows:
+    for row in drawn.done:
         found = {part: per_device(row, part) for part in MEMORY}
         devices = max(len(values) for values in found.values())
         per = [

@@ -4,7 +4,7 @@ import io
 import itertools
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import pytest
 from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from amp_sweep import record
 from analysis import answer, pictures
@@ -196,6 +198,16 @@ def test_words_tell_every_figure_and_every_missing_cell(drawn: dict[str, Picture
     assert re.search(r"none x autocast: 16,[0-9]{3} images/s", alt)
     assert "dp x scaler: FAILED" in alt
     assert "ddp x autocast: PENDING" in alt
+    for kind, words in (
+        ("memory", r"none x fp32: parameters 233 MiB, gradients 233 MiB, optimizer state 466 MiB"),
+        ("time", r"none x fp32: compute 58%, memory traffic 20%, communication 0%"),
+        ("heatmap-energy", r"none x fp32: 26\.\d kJ"),
+        ("heatmap-memory", r"none x fp32: 1,514 MiB"),
+        ("pareto", r"none x fp32: 9,\d{3} images/s, 1,514 MiB, accuracy 0\.8\d{3}"),
+        ("time-to-accuracy", r"none x fp32: 1 m \d\d s, accuracy 0\.8\d{3}"),
+        ("step-times", r"none x fp32: 7\.\d\d ms, 8\.\d\d, 11\.\d;"),
+    ):
+        assert re.search(words, drawn[kind].alt), drawn[kind].alt
 
 
 @pytest.mark.parametrize(
@@ -222,6 +234,10 @@ def test_what_no_run_recorded_is_left_out_with_the_reason(tmp_path: Path) -> Non
     ]
     assert "alexnet on digits, training curves: no run has finished an epoch" in found.left_out
     assert any("no run recorded memory_parameters_mib" in text for text in found.left_out)
+    *_, words = pictures.save(found, tmp_path)
+    assert words.read_text().count("\n- not drawn: ") == len(found.left_out) == 7
+    for picture in found.pictures:  # of one seed
+        assert "seeds" not in " ".join(text for text, _ in texts_of(picture.figure)[0])
 
 
 def test_a_sweep_in_which_nothing_is_completed_draws_without_an_error(tmp_path: Path) -> None:
@@ -289,24 +305,163 @@ def test_bars_are_as_long_as_the_means(nine: Loaded, drawn: dict[str, Picture]) 
     assert heights(drawn["throughput"].figure) == expected
 
 
+def test_a_bar_bears_its_interval_its_mean_and_its_speed_up(
+    nine: Loaded, drawn: dict[str, Picture]
+) -> None:
+    table, figure = nine[0].tables[0], drawn["throughput"].figure
+    axes = figure.axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == [f"{p} x {q}" for p, q in table.cells]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first is on top
+    assert axes.get_xlim()[0] == 0
+    written = {text.get_position()[1]: text.get_text() for text in axes.texts}
+    spans = {np.asarray(line.get_ydata())[0]: np.asarray(line.get_xdata()) for line in axes.lines}
+    looks = {}
+    for y, cell in zip(axes.get_yticks(), table.cells.values(), strict=True):
+        found = cell.figures["images_per_s"]
+        if found.mean is None or found.interval is None or cell.speedup is None:
+            continue
+        assert written[y].startswith(f"{found.mean:,.0f}   {cell.speedup:.2f}x")
+        assert spans[y].tolist() == [found.interval.low, found.interval.high]
+        (bar,) = (b for b in axes.patches if abs(b.get_y() + b.get_height() / 2 - y) < 1e-6)
+        looks.setdefault(cell.precision, set()).add((bar.get_facecolor(), bar.get_hatch()))
+        assert bar.get_width() <= found.interval.high < axes.get_xlim()[1]
+    assert [len(look) for look in looks.values()] == [1, 1, 1]
+    for part in (0, 1):  # each precision has a colour and a hatch of its own
+        assert len({next(iter(look))[part] for look in looks.values()}) == 3
+    told = " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
+    assert "line: 95% interval over seeds" in told
+    assert "the ratio to none x fp32" in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "best", "worst", "text"),
+    [
+        ("speed", "images_per_s", max, min, "{:,.0f}".format),
+        ("time", "train_time_s", min, max, record.duration),
+        ("memory", "peak_allocated_mib", min, max, "{:,.0f}".format),
+        ("accuracy", "test_accuracy", max, min, "{:.4f}".format),
+        ("energy", "energy_j", min, max, "{:,.0f}".format),
+    ],
+)
+def test_the_brightest_square_is_the_best_and_the_scale_says_so(
+    nine: Loaded,
+    drawn: dict[str, Picture],
+    kind: str,
+    column: str,
+    best: Callable[[Any], float],
+    worst: Callable[[Any], float],
+    text: Callable[[float], str],
+) -> None:
+    done = nine[1][nine[1]["status"] == "completed"]
+    means = done.groupby(["parallel", "precision"])[column].mean().to_dict()
+    ends = worst(means.values()), best(means.values())
+    squares, scale = drawn[f"heatmap-{kind}"].figure.axes
+    table = nine[0].tables[0]
+    assert squares.get_ylim() == (3, 0)  # the first parallelism is on top
+    shades = matplotlib.colormaps["cividis"]
+    for square in squares.patches:
+        assert isinstance(square, Rectangle)
+        x, y = square.get_xy()
+        at = table.parallels[int(y)], table.precisions[int(x)]
+        inside = [t for t in squares.texts if t.get_position()[0] == x + 0.5]
+        inside = [t for t in inside if y < t.get_position()[1] < y + 1]
+        lines = [t.get_text() for t in sorted(inside, key=lambda t: t.get_position()[1])]
+        if at not in means:
+            assert square.get_facecolor() == matplotlib.colors.to_rgba(style.GREY)
+            assert square.get_hatch()
+            assert lines[0].split()[0].isupper()
+            continue
+        share = (means[at] - ends[0]) / (ends[1] - ends[0])
+        assert square.get_facecolor() == pytest.approx(shades(share), abs=0.02)
+        assert {t.get_color() for t in inside} == {style.on(square.get_facecolor())}
+        spread = table.cells[at].figures[column].interval
+        assert spread is not None
+        assert lines[:2] == [text(means[at]), f"{text(spread.low)} to {text(spread.high)}"]
+    assert [label.get_text() for label in scale.get_yticklabels()] == [text(end) for end in ends]
+    (image,) = scale.images
+    assert image.origin == "lower"
+    assert np.asarray(image.get_array())[[0, -1], 0].tolist() == [0, 1]
+    assert image.get_cmap().name == "cividis"
+
+
+def test_figures_that_are_all_the_same_have_one_shade_and_no_scale(tmp_path: Path) -> None:
+    for parallel in ("none", "dp"):
+        write_run(tmp_path, parallel, metrics={"images_per_s": 100.0})
+    made = {each.name: each.figure for each in pictures.draw(*loaded(tmp_path / "matrix")).pictures}
+    (squares,) = made["heatmap-speed"].axes
+    assert {square.get_facecolor() for square in squares.patches} == {
+        matplotlib.colormaps["cividis"](0.5)
+    }
+
+
+def test_a_step_is_drawn_from_its_median_over_95_to_99_percent(
+    nine: Loaded, drawn: dict[str, Picture]
+) -> None:
+    table, axes = nine[0].tables[0], drawn["step-times"].figure.axes[0]
+    done = nine[1][nine[1]["status"] == "completed"]
+    means = done.groupby(["parallel", "precision"])[list(bars.STEPS)].mean()
+    written = {text.get_position()[1]: text.get_text() for text in axes.texts}
+    looks = {}
+    for y, at in zip(axes.get_yticks(), table.cells, strict=True):
+        lines = [line for line in axes.lines if np.asarray(line.get_ydata())[0] == y]
+        if at not in means.index:
+            assert not lines
+            continue
+        p50, p95, p99 = means.loc[at]
+        found = [(line.get_marker(), np.asarray(line.get_xdata()).tolist()) for line in lines]
+        marker = lines[-1].get_marker()
+        assert found == [
+            *(("None", pytest.approx([p50, p99])), ("|", pytest.approx([p95]))),
+            *(("|", pytest.approx([p99])), (marker, pytest.approx([p50]))),
+        ]
+        three = " / ".join(f"{value:.{2 if value < 10 else 1}f}" for value in (p50, p95, p99))
+        assert written[y].startswith(three)
+        looks.setdefault(at[1], set()).update((line.get_color(), marker) for line in lines)
+    assert len(set.union(*looks.values())) == len(looks) == 3
+
+
 def test_the_memory_of_the_fullest_device_is_stacked_in_order(tmp_path: Path) -> None:
     values = ([1, 2], [1, 30], [1, 4], [50, 5], [1, 6], [1, 7], [1, -1])
     parts = dict(zip(stacks.MEMORY, values, strict=True))
     write_run(tmp_path, "dp", metrics={"memory_probe_peak_mib": [60, 60], **parts})
+    parts["memory_parameters_mib"] = [3, 2]
+    write_run(tmp_path, "dp", seed=1, metrics={"memory_probe_peak_mib": [70, 60], **parts})
+    # What is not known of every device, or absurd, has no bar.
+    odd = {"memory_gradients_mib": [None, 9], "memory_input_mib": [-5.0, 9]}
+    write_run(tmp_path, "ddp", metrics={"memory_parameters_mib": [20, 10], **odd})
+    # A run that failed has no part in a mean.
+    failed = {"memory_parameters_mib": [90], "memory_probe_peak_mib": [90]}
+    write_run(tmp_path, "ddp", seed=1, status=record.FAILED, metrics=failed)
     comparison, frame = loaded(tmp_path / "matrix")
     with style.settings():
         figure = stacks.memory(comparison.tables[0], cells.of_tables(comparison, frame)[0], "")
     assert figure is not None
-    # The first device holds 56 MiB, the second 53; negative values have no bar.
-    filled = [patch for patch in figure.axes[0].patches if patch.get_fill()]
+    # The first device holds 56 or 58 MiB, the second 53; negative values have no bar.
+    axes = figure.axes[0]
+    filled = [patch for patch in axes.patches if patch.get_fill()]
     assert [(patch.get_x(), patch.get_width()) for patch in filled] == [
-        *((0, 1), (1, 1), (2, 1), (3, 50), (53, 1), (54, 1), (55, 1))
+        *((0, 2), (2, 1), (3, 1), (4, 50), (54, 1), (55, 1), (56, 1)),
+        (0, 20),
     ]
+    legend = figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == list(stacks.MEMORY.values())
+    looks = [(patch.get_facecolor(), patch.get_hatch()) for patch in legend.get_patches()]
+    assert looks == [(patch.get_facecolor(), patch.get_hatch()) for patch in filled[:7]]
+    assert filled[7].get_facecolor() == looks[0][0]
+    (peak,) = axes.lines
+    assert np.asarray(peak.get_xdata()).tolist() == [65, 65]
+    assert [text.get_text() for text in axes.texts] == ["65.0", "20.0"]
+    assert axes.texts[0].get_position()[0] > 65  # behind the peak
+    told = " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
+    assert "Line and figure: the peak of the same step" in told
 
 
 def test_shares_of_the_time_are_shown_where_the_whole_is_known(tmp_path: Path) -> None:
-    shares = dict(zip(stacks.TIME, (0.5, 0.3, 0.0, 0.1, 0.1), strict=True))
+    shares = dict(zip(stacks.TIME, (0.5, 0.3, 0.0, 0.3, 0.1), strict=True))
     write_run(tmp_path, "none", metrics={**shares, "diagnosis": "compute-bound"})
+    shares["share_gaps"] = -0.1  # a difference of two measurements
+    write_run(tmp_path, "none", seed=1, metrics={**shares, "diagnosis": "compute-bound"})
     write_run(tmp_path, "dp", metrics={"share_input": 0.1, "diagnosis": "undetermined"})
     comparison, frame = loaded(tmp_path / "matrix")
     with style.settings():
@@ -325,6 +480,8 @@ def test_a_curve_is_the_mean_of_the_seeds_with_their_extremes(tmp_path: Path) ->
             for n, value in enumerate(accuracies, 1)
         ]
         sweeps_to_draw.add_epochs(run, rows)
+    failed = write_run(tmp_path, seed=3, status=record.FAILED)
+    sweeps_to_draw.add_epochs(failed, [{"epoch": 1, "test_accuracy": 0.9, "train_time_s": 9.0}])
     comparison, frame = loaded(tmp_path / "matrix")
     (cell,) = cells.of_tables(comparison, frame)[0]
     points = curves.curve(cell, "test_accuracy").points
@@ -333,6 +490,98 @@ def test_a_curve_is_the_mean_of_the_seeds_with_their_extremes(tmp_path: Path) ->
         (2, 6.0, 0.1, 0.6),
     ]
     assert [p.mean for p in points] == pytest.approx([0.2, 0.4])
+
+
+def test_each_curve_has_its_panel_its_look_and_its_band(
+    nine: Loaded, drawn: dict[str, Picture]
+) -> None:
+    figure, table = drawn["training"].figure, nine[0].tables[0]
+    found = {(d.cell.parallel, d.cell.precision): d for d in cells.of_tables(*nine)[0]}
+    legend = figure.legends[0]
+    names = [text.get_text() for text in legend.get_texts()]
+    looks = dict(zip(names, legend.get_lines(), strict=True))
+    assert names == list(table.precisions)
+    for tell in (Line2D.get_color, Line2D.get_marker, lambda line: str(line._dash_pattern)):
+        assert len({tell(line) for line in looks.values()}) == 3
+    for place, axes in enumerate(figure.axes):
+        parallel, metric = table.parallels[place // 2], ("train_loss", "test_accuracy")[place % 2]
+        label = ("training loss", "test accuracy")[place % 2]
+        assert axes.get_ylabel() == (label if place < 2 else "")
+        assert axes.get_xlabel() == ("", "epoch")[place % 2]
+        assert all(float(tick).is_integer() for tick in axes.get_xticks())
+        lines = {line.get_color(): line for line in axes.lines if line.get_marker() != "x"}
+        bands = [band.get_paths()[0].get_extents() for band in axes.collections]
+        for precision in table.precisions:
+            points = curves.curve(found[parallel, precision], metric).points
+            colour = looks[precision].get_color()
+            assert (colour in lines) == bool(points)
+            if points:
+                x, y = np.asarray(lines[colour].get_xydata()).T.tolist()
+                assert (x, y) == ([p.epoch for p in points], [p.mean for p in points])
+                band = bands.pop(0)
+                assert band.y0 == min(p.low for p in points)
+                assert band.y1 == max(p.high for p in points)
+        ends = [np.asarray(line.get_xdata())[0] for line in axes.lines if line.get_marker() == "x"]
+        assert ends == ([5] if parallel == "dp" else [])  # where dp x scaler failed
+    told = " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
+    assert "band: lowest and highest seed" in told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit", "length", "scale"),
+    [(50.0, "minutes", 60, "linear"), (1.0, "minutes", 60, "log"), (3000.0, "hours", 3600, "log")],
+)
+def test_the_dotted_line_is_what_every_cell_reaches_and_a_ring_is_where(
+    tmp_path: Path, seconds: float, unit: str, length: float, scale: str
+) -> None:
+    for parallel, status, each, accuracies in (
+        ("none", record.COMPLETED, 60.0, [0.1, 0.5, 0.7]),
+        ("dp", record.COMPLETED, seconds, [0.3, 0.6, 0.55]),
+        ("ddp", record.RUNNING, 60.0, [0.2, 0.3]),
+    ):
+        rows = [
+            {"epoch": n, "test_accuracy": value, "train_time_s": each}
+            for n, value in enumerate(accuracies, 1)
+        ]
+        sweeps_to_draw.add_epochs(write_run(tmp_path, parallel, status=status), rows)
+    comparison, frame = loaded(tmp_path / "matrix")
+    with style.settings():
+        found = cells.of_tables(comparison, frame)[0]
+        figure = curves.time_to_accuracy(comparison.tables[0], found, "")
+    assert figure is not None
+    told = " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
+    assert "Dotted: 0.6000, which every cell reaches" in told
+    rings = {"none": [[180 / length, 0.7]], "dp": [[2 * seconds / length, 0.6]], "ddp": []}
+    for axes, (parallel, expected) in zip(figure.axes, rings.items(), strict=True):
+        assert axes.get_xlabel() == f"training time, {unit}"
+        assert axes.get_xscale() == scale
+        (dotted,) = (line for line in axes.lines if line.get_color() == style.MUTED)
+        assert set(np.asarray(dotted.get_ydata()).tolist()) == {0.6}
+        there = [line for line in axes.lines if line.get_markersize() == 9]
+        assert [np.asarray(line.get_xydata())[0].tolist() for line in there] == [
+            pytest.approx(at) for at in expected
+        ]
+        lines = [line for line in axes.lines if len(np.asarray(line.get_xdata())) > 1]
+        thin = [line for line in lines if line.get_color() == style.FAINT]
+        assert [np.asarray(line.get_xdata())[-1] for line in thin] == pytest.approx(
+            [180 / length, 3 * seconds / length, 120 / length]
+        )
+        (own,) = (line for line in lines if line not in (*thin, dotted))
+        at = list(rings).index(parallel)
+        assert np.asarray(own.get_xydata()).tolist() == np.asarray(thin[at].get_xydata()).tolist()
+
+
+def test_a_curve_over_time_ends_before_the_first_epoch_without_a_time(tmp_path: Path) -> None:
+    rows = [{"epoch": n, "test_accuracy": n / 10, "train_time_s": 10.0} for n in range(1, 5)]
+    rows[2]["train_time_s"] = None
+    for seed in (0, 1):
+        sweeps_to_draw.add_epochs(write_run(tmp_path, seed=seed), rows if seed else rows[:3])
+    comparison, frame = loaded(tmp_path / "matrix")
+    with style.settings():
+        found = cells.of_tables(comparison, frame)[0]
+        figure = curves.time_to_accuracy(comparison.tables[0], found, "")
+    assert figure is not None
+    assert {len(np.asarray(line.get_xdata())) for line in figure.axes[0].lines} == {2}
 
 
 def test_filled_points_are_those_on_the_front_of_the_answer(
@@ -349,15 +598,71 @@ def test_filled_points_are_those_on_the_front_of_the_answer(
 def test_the_plane_of_the_front_has_the_fronts_own_figures(
     nine: Loaded, drawn: dict[str, Picture]
 ) -> None:
-    axes = drawn["pareto"].figure.axes[0]
+    figure, table = drawn["pareto"].figure, nine[0].tables[0]
+    axes = figure.axes[0]
+    assert axes.get_xlim()[0] == 0  # the slowest has less than half of the fastest's speed
+    assert 1000 < axes.get_ylim()[0] < 1200  # all memory is above 1,200 MiB
     assert axes.get_xlabel() == "images per second"
-    there = [line for line in axes.lines if line.get_markersize() == 8]
-    points = {tuple(np.asarray(line.get_xydata())[0].tolist()) for line in there}
-    table = nine[0].tables[0]
-    figures = [
-        (cell.figures["images_per_s"], cell.figures[table.memory]) for cell in table.cells.values()
+    assert axes.get_ylabel() == "peak memory of the fullest device, MiB"
+    looks: list[dict[str, Any]] = [
+        {text.get_text(): handle for text, handle in zip(found.texts, handles, strict=True)}
+        for found in figure.legends
+        for handles in [found.legend_handles]
     ]
-    assert points == {(speed.mean, memory.mean) for speed, memory in figures if speed.n}
+    by_parallel, by_precision = looks
+    front = answer.answer(nine[0]).tables[0].front
+    expected = {}
+    for (parallel, precision), cell in table.cells.items():
+        if (speed := cell.figures["images_per_s"].mean) is not None:
+            colour = matplotlib.colors.to_hex(by_precision[precision].get_facecolor())
+            fill = colour if (parallel, precision) in front else style.PAPER
+            at = speed, cell.figures[table.memory].mean
+            expected[at] = (by_parallel[parallel].get_marker(), colour, fill)
+    there = [line for line in axes.lines if line.get_markersize() == 8]
+    assert {
+        tuple(np.asarray(line.get_xydata())[0].tolist()): (
+            *(line.get_marker(), line.get_color(), line.get_markerfacecolor()),
+        )
+        for line in there
+    } == expected
+    assert len({handle.get_marker() for handle in by_parallel.values()}) == 3
+    assert len({handle.get_facecolor() for handle in by_precision.values()}) == 3
+
+
+@pytest.mark.parametrize("number", [9, 25])
+def test_a_point_is_joined_to_its_own_name(
+    number: int,
+    nine: Loaded,
+    drawn: dict[str, Picture],
+    twentyfive: Loaded,
+    drawn_large: dict[str, Picture],
+) -> None:
+    loads, made = (nine, drawn) if number == 9 else (twentyfive, drawn_large)
+    table, figure = loads[0].tables[0], made["pareto"].figure
+    listed = dict(
+        found.groups()
+        for text in figure.texts
+        if (found := re.fullmatch(r"(\d+)  (.*)", text.get_text()))
+    )
+    shown = " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
+    assert ("The list below has the cell" in shown) == bool(listed) == (number == 25)
+    axes = figure.axes[0]
+    names = {text.get_position(): text.get_text() for text in axes.texts}
+    joined = {}
+    for line in axes.lines:
+        if line.get_linewidth() == 0.5:
+            start, end = map(tuple, np.asarray(line.get_xydata()).tolist())
+            joined[listed.get(names[end], names[end])] = start
+    expected = {}
+    for (parallel, precision), cell in table.cells.items():
+        accuracy, speed = (cell.figures[n].mean for n in ("test_accuracy", "images_per_s"))
+        if speed is not None:
+            name = f"{parallel} x {precision}  {accuracy:.4f}"
+            expected[name] = speed, cell.figures[table.memory].mean
+        elif cell.runs:
+            told = f"{parallel} x {precision} ({next(iter(cell.statuses)).upper()}"
+            assert told.replace(" ", "") in shown.replace(" ", "")
+    assert joined == expected
 
 
 def assert_marked(figure: Figure) -> None:
@@ -507,6 +812,17 @@ def test_text_on_every_shade_of_the_heat_maps_can_be_read(shade: float) -> None:
     ground = matplotlib.colormaps["cividis"](shade)
     low, high = sorted((style.luminance(ground), style.luminance(style.on(ground))))
     assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit"),
+    [(0.5, "seconds"), (119, "seconds"), (120, "minutes"), (7199, "minutes"), (7200, "hours")],
+)
+def test_times_are_shown_in_the_largest_unit_of_which_there_are_two(
+    seconds: float, unit: str
+) -> None:
+    lengths = {"seconds": 1, "minutes": 60, "hours": 3600}
+    assert style.time_unit(seconds) == (unit, lengths[unit])
 
 
 @pytest.mark.parametrize(
