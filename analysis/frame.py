@@ -19,7 +19,7 @@ from amp_sweep import record
 from analysis import key
 from analysis.columns import HEAD, PER_DEVICE, SECTIONS, TAIL, Columns, columns_of
 from analysis.gather import FIXED_PARTS, Gathered, Numbers, Run, gather
-from analysis.values import TEXT, as_text, clean, column, items
+from analysis.values import TEXT, as_text, clean, column, is_number, items
 from analysis.values import runs as counted
 
 # Overrides that say how a sweep is run and never what is measured.
@@ -300,7 +300,7 @@ def _newest(found: Gathered, frame: pd.DataFrame, problems: list[str]) -> list[i
 def _ended_s(ended: Any, run: Run) -> float:
     """When the run ended, in seconds since 1970; the file's time where it does not say."""
     try:
-        if isinstance(ended, int | float):
+        if is_number(ended):
             return float(ended)
         return datetime.fromisoformat(str(ended)).timestamp()
     except (ValueError, OverflowError):

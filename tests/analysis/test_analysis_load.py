@@ -16,7 +16,7 @@ from analysis import key
 from analysis.axes import where
 from analysis.columns import SECTIONS
 from analysis.compare import compare
-from analysis.frame import load, swept_axes
+from analysis.frame import load, load_with_files, swept_axes
 from tests.analysis.synthetic import write_run
 from tests.conftest import python_path
 
@@ -92,6 +92,9 @@ def test_memory_is_the_fullest_device_and_all_devices_as_text(make_run: Make) ->
     assert frame["peak_allocated_mib"].tolist() == [640.5]
     assert frame["peak_allocated_mib_each"].tolist() == ["512.0 | 640.5"]
     assert frame["devices"].tolist() == [2]
+    frame, _ = load(make_run("dp", gpu=True, metrics={"peak_allocated_mib": None}))
+    assert frame["peak_allocated_mib_each"].isna().all()
+    assert frame["devices"].tolist() == [2]  # of one process
 
 
 @pytest.mark.parametrize(
@@ -129,6 +132,10 @@ def test_a_value_of_a_wrong_type_is_reported_and_null(make_run: Make) -> None:
     assert len(problems) == 2
     assert all(problem.startswith(str(path)) for problem in problems)
     assert "'high' is not a number" in problems[0]
+    second = make_run(seed=1, metrics={"energy_j": "low"}, effective={"world_size": "two"})
+    third = make_run(seed=2, effective={"world_size": "two"})
+    told = [problem.split("/record.json: ")[0] for problem in load(run, second, third)[1]]
+    assert told == [*(str(run),) * 2, *(str(second),) * 2, str(third)]  # by run
 
 
 def test_numbers_beyond_a_column_are_reported_and_null(make_run: Make) -> None:
@@ -179,6 +186,14 @@ def test_of_two_completed_runs_of_the_same_settings_the_newest_counts(make_run: 
         assert str(old) in problems[0]
 
 
+def test_rows_have_their_own_files_in_the_order_of_the_directories(make_run: Make) -> None:
+    runs = [make_run(sweep=name, seed=seed) for name, seed in (("b", 0), ("a", 0), ("a", 1))]
+    later = make_run(sweep="c", seed=1, ended_at="2026-01-02T00:00:00+00:00")
+    frame, files, _ = load_with_files(*runs, later)
+    assert frame["run_dir"].tolist() == [str(path.parent) for path in files]
+    assert len(files) == 2 and files[1].parent == later
+
+
 def test_times_of_ending_may_be_seconds_since_1970(make_run: Make) -> None:
     old = make_run(sweep="one", ended_at=1_700_000_000.5)
     new = make_run(sweep="two", ended_at=1_800_000_000)
@@ -187,7 +202,10 @@ def test_times_of_ending_may_be_seconds_since_1970(make_run: Make) -> None:
 
 @pytest.mark.parametrize("ended_at", [None, "soon", "", 10**400, [1], True])
 def test_an_end_that_is_no_time_falls_back_to_the_files_own(make_run: Make, ended_at: Any) -> None:
-    assert len(load(make_run(ended_at=ended_at))[0]) == 1
+    run = make_run(ended_at=ended_at)
+    old = make_run(sweep="old", ended_at="2026-01-01T00:00:00+00:00")
+    os.utime(run / "record.json", (1.8e9, 1.8e9))
+    assert load(run, old)[0]["run_dir"].tolist() == [str(run)]
 
 
 def test_a_completed_run_counts_before_a_newer_one_that_is_not(make_run: Make) -> None:
@@ -197,6 +215,12 @@ def test_a_completed_run_counts_before_a_newer_one_that_is_not(make_run: Make) -
     frame, problems = load(done.parent, done.parent.parent / "two", pending.parent)
     assert frame["status"].tolist() == ["completed"]
     assert problems[0].startswith("2 runs are left out")
+    assert "more" not in problems[0]
+    for place in ("four", "five", "six"):
+        make_run(sweep=place, status="pending")
+    _, (problem,) = load(*(path for path in done.parents[1].iterdir()))
+    assert problem.startswith("5 runs are left out")
+    assert problem.endswith(" and 2 more")
 
 
 def test_the_same_settings_on_another_gpu_are_another_run(make_run: Make) -> None:
@@ -215,14 +239,17 @@ def test_each_swept_axis_is_a_column_and_what_is_the_same_everywhere_is_not(
 ) -> None:
     for batch in (64, 128):
         make_run(
-            overrides=(f"data.batch_size={batch}", "epochs=3", f"name=n{batch}", "+launch.x=1"),
+            overrides=(
+                *(f" +data.batch_size = {batch}", "epochs=3", f"name=n{batch}", "+launch.x=1"),
+                *(f"hydra/launcher={batch}", f"hydra.verbose={batch}"),
+            ),
             settings={"data.batch_size": batch},
         )
     frame, _ = load(make_run("ddp", overrides=("epochs=3",)).parent)
     # Where it was not typed, it is what the run had all the same.
     assert sorted(frame["data.batch_size"]) == ["128", "64", "64"]
     assert "epochs" not in frame
-    assert "launch.x" not in frame
+    assert not [name for name in frame if str(name).startswith(("launch", "hydra", "name."))]
     assert frame["parallel"].tolist().count("none") == 2  # a column already, and no second one
 
 
@@ -236,14 +263,26 @@ def test_an_axis_that_says_more_than_its_column_gets_a_column_of_its_own(make_ru
 def test_a_run_from_before_a_setting_stands_beside_those_that_leave_it_alone(
     make_run: Make,
 ) -> None:
-    make_run("ddp", seed=0)
+    old = make_run("ddp", seed=0)
     sweep = make_run(
         "ddp",
         seed=1,
         settings={"parallel.find_unused_parameters": False, "memory.cuda_graph": False},
     ).parent
+    found = record.read(old / "record.json").config
+    del found["parallel"]["find_unused_parameters"], found["memory"]["cuda_graph"]
+    edit(old, config=found)
     (table,) = compare(load(sweep)[0]).tables
     assert list(table.cells) == [("ddp", "fp32")]
+
+
+def test_an_axis_that_its_column_tells_is_no_second_one(make_run: Make) -> None:
+    make_run(overrides=("model=alexnet",), settings={"model.name": "alexnet"})
+    make_run("dp", overrides=("model=vgg",), settings={"model.name": "vgg"})
+    path = make_run("ddp", status="pending")
+    edit(path, config={})
+    frame, _ = load(path.parent)
+    assert "overrides.model" not in frame
 
 
 def test_an_axis_counts_as_swept_where_one_run_does_not_set_it() -> None:
