@@ -346,7 +346,7 @@ def _entry(
 ) -> Entry:
     missing = texts.status(statuses)
     if missing:
-        return Entry(tuple(missing), status=next(iter(statuses), ""), run_dirs=run_dirs)
+        return Entry(tuple(missing), status=texts.worst(statuses), run_dirs=run_dirs)
     verdict = effect.verdict if effect else ""
     done = record.COMPLETED
     if metric != SPEEDUP:

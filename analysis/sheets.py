@@ -63,7 +63,7 @@ def _cells_sheet(
     columns = {texts.heading(name): name for name in texts.HEADINGS}
     rows = []
     for cell, parts in zip(table.cells.values(), grid.rows, strict=True):
-        state = "" if cell.completed else max(cell.statuses, default="")
+        state = "" if cell.completed else texts.worst(cell.statuses)
         row = []
         for place, (heading, words) in enumerate(zip(grid.headings, parts, strict=True)):
             text = " ".join(words)

@@ -129,6 +129,11 @@ def status(statuses: Counter[str]) -> list[str]:
     return [*parts[:-1], parts[-1].rstrip(",")]
 
 
+def worst(statuses: Counter[str]) -> str:
+    """The status that stands for all of a cell, which `status` names first; "" without one."""
+    return max(statuses, key=record.STATUSES.index, default="")
+
+
 def label(text: str) -> list[str]:
     """`[ddp]`, or `[ddp, (devices=2)]` where variants are told apart."""
     name, _, variant = text.partition(" (")

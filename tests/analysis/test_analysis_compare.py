@@ -202,10 +202,16 @@ def test_what_disturbs_a_figure_is_a_footnote(make_matrix: Make) -> None:
                     ("none", "autocast"): {"metrics": {"data_wait_frac": 0.21}},
                     ("none", "scaler"): {"segments": 2},
                     ("dp", "fp32"): {"effective": {"cudnn_benchmark": False}},
-                    ("dp", "autocast"): {"notes": ("no effect here: one GPU", "other")},
+                    ("dp", "autocast"): {
+                        "notes": ("no effect here: one GPU", "other"),
+                        "effective": {"replicas": 1},
+                    },
                     ("dp", "scaler"): {"effective": {"replicas": 1}},
                     ("ddp", "fp32"): {"effective": {"world_size": 1}},
-                    ("ddp", "autocast"): {"metrics": {"contended": True}},
+                    ("ddp", "autocast"): {
+                        "notes": ("no effect here: one GPU",),
+                        "effective": {"world_size": 1},
+                    },
                     ("ddp", "scaler"): {"effective": {"global_batch": 128}},
                 },
             )
@@ -218,7 +224,7 @@ def test_what_disturbs_a_figure_is_a_footnote(make_matrix: Make) -> None:
         ("dp", "autocast"): "no effect here: one GPU",
         ("dp", "scaler"): "no effect here: dp",
         ("ddp", "fp32"): "no effect here: ddp",
-        ("ddp", "autocast"): "contended",
+        ("ddp", "autocast"): "no effect here: one GPU",
         ("ddp", "scaler"): "global batch 128",
     }
     for at, start in starts.items():
@@ -247,11 +253,36 @@ def test_emulated_bfloat16_is_a_footnote(
 def test_a_note_of_contention_disturbs_as_the_figure_does(make_run: Make) -> None:
     make_run("dp", notes=("contended: NVML does not tell which processes use the device",))
     make_run(seed=0, notes=("contended: another process was there",))
-    table = only(compared(make_run(seed=1).parent))
-    told = "contended: 1 of 2 runs were disturbed by other processes"
+    make_run(seed=1, notes=("contended: other processes were there",))
+    make_run(seed=2, metrics={"contended": True})
+    table = only(compared(make_run(seed=3).parent))
+    told = "contended: 3 of 4 runs were disturbed by other processes"
     assert table.cells["none", "fp32"].flaws == (told,)
     assert notes_of(table, "none", "fp32")[0].startswith("contended: ")
     assert table.cells["dp", "fp32"].flaws == ()
+
+
+def test_a_run_that_stood_still_has_a_footnote_and_disturbed_times(make_run: Make) -> None:
+    table = only(compared(make_run(notes=("paused: 12 s",)).parent))
+    assert table.cells["none", "fp32"].flaws == ("paused: its run was halted for a while",)
+    assert [note.split(":")[0] for note in notes_of(table, "none", "fp32")] == ["paused"]
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "told"),
+    [
+        ("running", None, "RUNNING, 0 of 10 epochs done"),
+        ("failed", {"type": "E", "message": "no"}, "FAILED, E: no"),
+        ("failed", {"type": "E", "message": ""}, "FAILED, E"),
+        ("invalid", {"type": "E", "message": "no"}, "INVALID, no"),
+        ("failed", {"type": "E", "message": "a" + 300 * "b"}, f"FAILED, E: a{193 * 'b'}..."),
+    ],
+)
+def test_why_a_run_is_not_completed_is_told_in_short(
+    make_run: Make, status: str, error: dict[str, Any] | None, told: str
+) -> None:
+    (missing,) = only(compared(make_run(status=status, error=error).parent)).missing
+    assert missing.startswith(f"none x fp32, seed 0: {told} [")
 
 
 def test_the_diagnosis_of_a_cell_is_that_of_most_runs_with_evidence_of_its_own(
@@ -265,10 +296,27 @@ def test_the_diagnosis_of_a_cell_is_that_of_most_runs_with_evidence_of_its_own(
     for seed, share in enumerate((0.1, 0.1, 0.3)):  # a sixth on average
         waits = make_run("dp", seed=seed, metrics={"data_wait_frac": share}).parent
     assert only(compared(waits)).cells["dp", "fp32"].diagnosis == ""
+    for seed, share in enumerate((0.1, 0.3, 0.3)):
+        waits = make_run("ddp", seed=seed, metrics={"data_wait_frac": share}).parent
+    cell = only(compared(waits)).cells["ddp", "fp32"]
+    assert (cell.diagnosis, "23% of the time" in cell.evidence) == ("input-bound", True)
 
 
 def test_no_footnote_where_nothing_is_to_be_said(make_matrix: Make) -> None:
-    table = only(compared(make_matrix(gpu=True, effective={"cudnn_benchmark": False})))
+    other = {"cudnn_benchmark": True, "global_batch": 128}
+    table = only(
+        compared(
+            make_matrix(
+                gpu=True,
+                effective={"cudnn_benchmark": False},
+                metrics={"data_wait_frac": 0.2},
+                but={
+                    ("ddp", "scaler"): {"status": "failed", "effective": other},
+                    ("ddp", "fp32"): {"effective": dict.fromkeys(other)},  # not known
+                },
+            )
+        )
+    )
     assert table.footnotes == ()
 
 

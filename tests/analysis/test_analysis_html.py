@@ -163,6 +163,29 @@ def test_every_figure_of_a_cell_is_a_link_to_its_runs(text: str) -> None:
     assert len(figures) == 7 * 6  # cells with figures, and their columns
     assert all(re.fullmatch(r'<a href="#cell-1-\d">[^<]+</a>', found) for found in figures)
 
+    for part in text.split('id="matrix-1-')[1:]:
+        matrix = part[: part.index("</table>")]
+        links = re.findall(r'<a href="([^"]+)"', matrix)
+        assert links == [f"#cell-1-{n}" for n in range(1, 10)]  # of every cell, by its place
+        sorts = [float(value) for value in re.findall(r'data-sort="([^"]+)"', matrix)]
+        assert len(sorts) == 7
+    runs = text[text.index('id="runs"') :]
+    runs = runs[: runs.index("</table>")]
+    assert len(re.findall(r'<td class="number" data-sort="\d', runs)) == 27 + 4 * 20
+    assert "peak MiB" in runs[: runs.index("</thead>")]
+    assert "2026-01-01 00:00:00" in runs
+
+
+def test_a_cell_has_the_colour_of_its_worst_status(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    for seed, status in enumerate((record.PENDING, record.FAILED)):
+        write_run(tmp_path, "dp", seed=seed, status=status)
+    text = written(tmp_path, tmp_path / "matrix")
+    states = re.findall(r'class="state (\w+)">FAILED 1, PENDING 1', text)
+    assert len(states) > 2  # in the cells and in every matrix
+    assert set(states) == {"failed"}
+    assert "state completed" not in text
+
 
 def test_runs_show_their_figures_settings_epochs_error_and_place(tree: Tree) -> None:
     assert "RuntimeError: CUDA error: an illegal memory access was encountered" in tree.text
