@@ -114,6 +114,8 @@ CASES: dict[str, tuple[Callable[[Path], Path], Callable[[Path], str]]] = {
     "known-gate.txt": (known, checked),
     "article-120.txt": (article, lambda sweep: screen(sweep, 120)),
     "article.md": (article, lambda sweep: marked_up(sweep, "md")),
+    "article.tex": (article, lambda sweep: marked_up(sweep, "tex")),
+    "article.html": (article, lambda sweep: marked_up(sweep, "html")),
 }
 
 

@@ -176,6 +176,20 @@ def test_every_figure_of_a_cell_is_a_link_to_its_runs(text: str) -> None:
     assert "2026-01-01 00:00:00" in runs
 
 
+def test_rows_of_names_lead_to_the_runs_and_figures_of_notes_to_their_words(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path, seed=seed)
+        write_run(tmp_path, "ddp", "scaler", seed, metrics={"data_wait_frac": 0.4})
+    text = written(tmp_path, tmp_path / "matrix")
+    verdicts = text[text.index('id="verdicts-1"') :].partition("</table>")[0]
+    links = re.findall(r'<a href="(.*?)"', verdicts)
+    assert set(links) == {"#cell-1-4"}
+    assert "1  input-bound: " in text
+    runs = Tree(text[text.index('id="runs"') :].partition("</table>")[0]).text
+    assert runs.count("none fp32") == runs.count("ddp scaler") == 2
+    assert "data.normalize yes" in Tree(text).text
+
+
 def test_a_cell_has_the_colour_of_its_worst_status(tmp_path: Path) -> None:
     write_run(tmp_path)
     for seed, status in enumerate((record.PENDING, record.FAILED)):
@@ -302,7 +316,10 @@ def test_several_sweeps_stand_in_one_report(tmp_path: Path) -> None:
     for name, size in (("one", 64), ("two", 32)):
         settings = {"data.image_size": size}
         write_run(tmp_path, sweep=name, settings=settings, overrides=(f"data.image_size={size}",))
-    tree = Tree(written(tmp_path, tmp_path / "one", tmp_path / "two"))
+    text = written(tmp_path, tmp_path / "one", tmp_path / "two", drawn=None)
+    tree = Tree(text)
+    assert text.count("<img") == 2 * 5  # each picture once, and what there is none of is told
+    assert "fewer than two cells have a speed and a peak memory" in tree.text
     assert tree.text.count("data.image_size=32") >= 2
     assert len({a["href"] for a in tree.all("a") if str(a["href"]).startswith("#table-")}) == 2
     assert "sweep parallel precision seed status" in tree.text

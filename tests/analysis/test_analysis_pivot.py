@@ -313,6 +313,12 @@ def test_the_command_writes_pivots_in_every_format_and_keeps_the_tables(
     assert long.equals(pd.read_parquet(out / "pivot.parquet").astype(long.dtypes))
     for name in ("pivot.md", "pivot.tex", "pivot.html"):
         assert "FAILED" in (out / name).read_text()
+    tex, html = ((out / f"pivot.{suffix}").read_text() for suffix in ("tex", "html"))
+    captions = re.findall(r"\\caption\{(.*)\}\n\\label\{tab:amp-sweep-pivot-(\d)\}", tex)
+    parts = [f"alexnet on digits, parallel={name}" for name in ("ddp", "dp", "none")]
+    figures = [f"{part}: {metric}" for metric in ("images/s", "accuracy") for part in parts]
+    assert captions == [(figure, str(number)) for number, figure in enumerate(figures, 1)]
+    assert re.findall("<h2>(.*)</h2>", html) == parts * 2
 
 
 def test_filters_keep_the_runs_asked_for_and_overwrite_nothing(

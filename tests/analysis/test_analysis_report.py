@@ -147,7 +147,10 @@ def test_one_run_shows_no_spread_and_three_show_mean_spread_and_n(make_run: Make
     for seed in (0, 1, 2):
         sweep = make_run(seed=seed).parent
     assert "none fp32 3 1 8.1 s ± 0.10 s" in rows_of(shown(120, sweep), "none")[0]
-    alone = shown(120, make_run("ddp", sweep="alone"))
+    run = make_run("ddp", sweep="alone")
+    comparison = compare(load(run)[0])
+    assert "Matrices" not in markdown(comparison, answer(comparison), [], "c")  # of one cell
+    alone = shown(120, run)
     assert "±" not in alone
     assert " n " not in alone.splitlines()[5]
 
@@ -450,7 +453,7 @@ def test_the_fragment_of_html_is_well_formed_and_escapes_what_records_hold(
     sweep = make_matrix(but=HOLES, notes=(evil,), settings={"model.name": "a:<i>"})
     frame, problems = load(sweep)
     comparison = compare(frame)
-    made = html(comparison, answer(comparison), problems, "analysis --> <x>")
+    made = html(comparison, answer(comparison), [*problems, "b.json: <b>"], "analysis --> <x>")
     tree = ElementTree.fromstring(f"<body>{made}</body>")  # XML: every tag closed, once
     assert {element.tag for element in tree.iter()} <= {
         *("body", "section", "h2", "p", "ul", "li", "b"),
@@ -459,6 +462,7 @@ def test_the_fragment_of_html_is_well_formed_and_escapes_what_records_hold(
     rows = tree.findall("section/table/tbody/tr")
     assert len(rows) == 9
     assert any("<script>alert(1)</script>" in (p.text or "") for p in tree.iter("p"))
+    assert tree.findall("p")[-1].text == "Warning: b.json: <b>"
 
 
 def test_pictures_and_the_page_are_written_unless_refused(make_matrix: Make) -> None:
