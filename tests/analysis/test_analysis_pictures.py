@@ -394,11 +394,14 @@ def test_the_brightest_square_is_the_best_and_the_scale_says_so(
 def test_figures_that_are_all_the_same_have_one_shade_and_no_scale(tmp_path: Path) -> None:
     for parallel in ("none", "dp"):
         write_run(tmp_path, parallel, metrics={"images_per_s": 100.0})
+    write_run(tmp_path, "dp", "scaler", metrics={"images_per_s": 100.0})
     made = {each.name: each.figure for each in pictures.draw(*loaded(tmp_path / "matrix")).pictures}
     (squares,) = made["heatmap-speed"].axes
     assert {square.get_facecolor() for square in squares.patches} == {
-        matplotlib.colormaps["cividis"](0.5)
+        matplotlib.colormaps["cividis"](0.5),
+        matplotlib.colors.to_rgba(style.GREY),  # none x scaler, which nobody asked for
     }
+    assert "Not shown" not in " ".join(text for text, _ in texts_of(made["pareto"])[0])
 
 
 def test_a_step_is_drawn_from_its_median_over_95_to_99_percent(

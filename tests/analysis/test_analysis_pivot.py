@@ -144,6 +144,9 @@ def test_speed_ups_relate_to_the_baseline_of_the_runs_own_table(batches: Path) -
     found = pivots("data.batch_size", "precision", "speed-up", batches)
     assert {entry.value for entry in found[0].entries.values()} == {1.0}
     assert found[0].entries["64", "fp32"].parts[0] == "1.00x"
+    [found_alone] = pivots("parallel", "precision", "speed-up", next(batches.glob("dp-*")))
+    [entry] = found_alone.entries.values()  # there is no baseline
+    assert (entry.value, entry.n, entry.status) == (None, 1, "completed")
 
 
 def test_a_seed_may_be_an_axis(make_matrix: Make) -> None:
@@ -351,3 +354,5 @@ def test_settings_are_found_by_their_own_name(make_run: Make) -> None:
     assert axes.column(frame, "seed") == "seed"
     [found] = pivot.of_frame(frame, compare(frame), "precision", "data.root", "time")
     assert pivot.grid(found).headings == ["time", "root=null"]
+    [found] = pivot.of_frame(frame, compare(frame), "precision", "parallel", "memory")
+    assert found.metric == "peak_rss_mib"  # of a CPU
