@@ -79,3 +79,15 @@ class RankJob:
     local_world_size: int
     host: str  # of the launcher's store
     resume: bool
+
+
+def time_left_s(values: dict[str, Any], spent_s: float) -> float | None:
+    """Seconds to the end of a training, from what rank 0 told `spent_s` after it was started.
+
+    None while too little is done to tell. What a resumed run found done took none of that time.
+    """
+    done = values["epoch"] + values["step"] / values["steps"]
+    here = done - values.get("began", 0.0)  # a run of an earlier version does not tell
+    if here <= 0.02 * values["epochs"]:
+        return None
+    return float(max(0.0, spent_s * (values["epochs"] - done) / here))

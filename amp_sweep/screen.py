@@ -19,6 +19,7 @@ from rich.progress import (
 
 from amp_sweep import record
 from amp_sweep.launch.judge import CUT_SHORT
+from amp_sweep.messages import time_left_s
 from amp_sweep.record import Record
 
 # Without a terminal a line like "epoch 3/10" is printed at most this often.
@@ -144,7 +145,7 @@ class Screen:
             )
 
     def cell_moves(self, values: dict[str, Any]) -> None:
-        """Rank 0 said where it is: `epoch`, `epochs`, `step`, `steps`, `doing`, `last_epoch`."""
+        """Rank 0 said where it is: see `Writer.sign_of_life`."""
         row = values.get("last_epoch")
         # A single run tells every epoch; in a sweep that would bury the cells.
         if self._total == 1 and row and row["epoch"] > self._last_epoch:
@@ -154,10 +155,7 @@ class Screen:
                 f"epoch {row['epoch']}/{values['epochs']}: {record.duration(row['train_time_s'])}, "
                 f"loss {row['train_loss']:.4f}, accuracy {row['test_accuracy']:.4f}"
             )
-        done = values["epoch"] + values["step"] / max(1, values["steps"])
-        share = min(1.0, done / max(1, values["epochs"]))
-        spent = time.monotonic() - self._began
-        left = spent / share - spent if share > 0.02 else None
+        left = time_left_s(values, time.monotonic() - self._began)
         note = f"{left_words(left)} left in this cell" if left is not None else values["doing"]
         if self._bars is not None and self._cell_bar is not None and self._sweep_bar is not None:
             self._bars.update(self._cell_bar, completed=values["epoch"], note=note)

@@ -20,6 +20,7 @@ from rich.text import Text
 from amp_sweep import labels, record, slurm
 from amp_sweep.explain.lookup import printable
 from amp_sweep.lock import describe, is_alive, read_owner
+from amp_sweep.messages import time_left_s
 from amp_sweep.paths import RunPaths
 from amp_sweep.record import Record
 
@@ -36,14 +37,13 @@ Jobs = dict[str, slurm.Job]
 def _position(paths: RunPaths, found: Record) -> str:
     values = record.read_object(paths.progress) or {}
     try:
+        if values["epoch"] >= values["epochs"]:
+            return f"trained: {values['doing']}"  # the last weights are stored, or probes run
         words = f"epoch {values['epoch'] + 1}/{values['epochs']}, step {values['step']}"
-        share = (values["epoch"] + values["step"] / max(1, values["steps"])) / values["epochs"]
-        segment = found.segments[-1]
-        began = (segment["from_epoch"] or 0) / values["epochs"]
-        started = datetime.datetime.fromisoformat(segment["started_at"])
+        started = datetime.datetime.fromisoformat(found.segments[-1]["started_at"])
         spent_s = (datetime.datetime.now(datetime.UTC) - started).total_seconds()
-        if share - began > 0.02:
-            left_s = spent_s / (share - began) * (1 - share)
+        left_s = time_left_s(values, spent_s)
+        if left_s is not None:
             words += f", about {record.duration(max(1.0, left_s))} left"
     except (KeyError, TypeError, ValueError, IndexError, ArithmeticError):
         return "starting"
@@ -58,9 +58,7 @@ def _stopped_at(found: Record) -> str:
     return f" at epoch {min(len(found.epochs) + 1, epochs)} of {epochs}"
 
 
-def _job_words(job: slurm.Job | None, identity: str | None) -> str:
-    if job is None:
-        return f"job {identity}" if identity else ""
+def _job_words(job: slurm.Job) -> str:
     where = f" on {job.nodes}" if job.nodes else ""
     reason = f", {job.reason}" if job.state == "PENDING" and job.reason != "None" else ""
     return f"job {job.id} {job.state.lower()}{where}{reason}"
@@ -82,7 +80,7 @@ def status_and_detail(paths: RunPaths, found: Record, jobs: Jobs | None = None) 
             return record.RUNNING, f"{_position(paths, found)}; {where}"
     ended = found.status in (record.COMPLETED, record.DIVERGED, record.INVALID)
     if job is not None and not job.over and not ended:
-        return record.PENDING, _job_words(job, identity)  # submitted, or back in the queue
+        return record.PENDING, _job_words(job)  # submitted, or back in the queue
     if found.status == record.RUNNING:
         gone = f"its job is over ({job.state.lower()})" if job else "its process is gone"
         return record.INTERRUPTED, f"{gone}{_stopped_at(found)}; the same command resumes it"
@@ -90,7 +88,7 @@ def status_and_detail(paths: RunPaths, found: Record, jobs: Jobs | None = None) 
         return found.status, f"interrupted{_stopped_at(found)}; the same command resumes it"
     if found.status == record.PENDING and identity:
         if job is not None:
-            return record.PENDING, f"{_job_words(job, identity)}; it never began with the cell"
+            return record.PENDING, f"{_job_words(job)}; it never began with the cell"
         known = "which SLURM does not know" if jobs is not None else ""
         return record.PENDING, f"job {identity} {known}".strip()
     if found.status == record.COMPLETED:

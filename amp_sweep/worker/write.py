@@ -35,6 +35,7 @@ class Writer:
         self._active = cell.ranks.rank == 0
         self._last_sign = 0.0
         self._last_epoch: dict[str, Any] | None = None
+        self._began = progress.epoch + progress.step / cell.steps_per_epoch  # in epochs
         if not self._active:
             return
         self._curves = Curves(cell, progress)
@@ -70,6 +71,7 @@ class Writer:
             "epochs": cell.config.epochs,
             "step": step,
             "steps": cell.steps_per_epoch,
+            "began": self._began,
             "doing": doing,
             "last_epoch": self._last_epoch,
         }

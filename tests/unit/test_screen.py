@@ -144,14 +144,19 @@ def test_plain_progress_is_rare_and_says_what_is_left(
     )
 
 
+@pytest.mark.parametrize("began", [0, 6])
 def test_at_the_very_start_nothing_is_promised(
-    capsys: pytest.CaptureFixture[str], clock: types.SimpleNamespace
+    capsys: pytest.CaptureFixture[str], clock: types.SimpleNamespace, began: int
 ) -> None:
     shown = Screen(1)
     shown.cell_starts("one", 10)
     clock.now += 60
-    shown.cell_moves(at(0, 0))
-    assert capsys.readouterr().out.splitlines()[-1] == "[1/1] one: epoch 1/10, train"
+    shown.cell_moves({**at(began, 0), "began": began})
+    assert capsys.readouterr().out == f"[1/1] one\n[1/1] one: epoch {began + 1}/10, train\n"
+    clock.now += 60
+    shown.cell_moves({**at(began + 2, 0), "began": began})  # two epochs in two minutes
+    left = record.duration(60 * (10 - began - 2))
+    assert f", {left} left in this cell" in capsys.readouterr().out
 
 
 def test_the_last_evaluation_is_no_epoch_too_many(

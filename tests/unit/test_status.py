@@ -1,5 +1,6 @@
 """What `status` says of a cell: from its record, its lock, and what SLURM says about its job."""
 
+import dataclasses
 import datetime
 import json
 import os
@@ -57,15 +58,24 @@ def test_a_running_cell_shows_its_job_its_node_and_the_time_left(paths: RunPaths
 
 
 @pytest.mark.parametrize(
-    ("from_epoch", "left"),
+    ("began", "at", "words"),
     [
-        (0, "2 m 47 s"),  # 3 of 8 half epochs in 100 s: 5 are left
-        (1, "8 m 20 s"),  # resumed: 1 half epoch in 100 s
-        (None, "2 m 47 s"),
+        (0.0, (1, 5), "epoch 2/4, step 5, about 2 m 47 s left"),  # 3 of 8 half epochs in 100 s
+        (1.0, (1, 5), "epoch 2/4, step 5, about 8 m 20 s left"),  # resumed: 1 half epoch
+        (1.3, (1, 5), "epoch 2/4, step 5, about 20 m 50 s left"),  # in the midst of an epoch
+        (1.5, (1, 5), "epoch 2/4, step 5"),  # right after a resume
+        (1.45, (1, 5), "epoch 2/4, step 5"),  # a fiftieth of all tells no pace yet
+        (None, (1, 5), "epoch 2/4, step 5, about 2 m 47 s left"),  # of an earlier version
+        (0.0, (3, 10), "epoch 4/4, step 10, about 1.0 s left"),  # its evaluation
+        (3.5, (4, 0), "trained: probe memory"),
     ],
 )
 def test_the_time_left_follows_from_what_this_segment_has_done(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, from_epoch: int | None, left: str
+    paths: RunPaths,
+    monkeypatch: pytest.MonkeyPatch,
+    began: float | None,
+    at: tuple[int, int],
+    words: str,
 ) -> None:
     class Clock(datetime.datetime):
         @classmethod
@@ -73,12 +83,34 @@ def test_the_time_left_follows_from_what_this_segment_has_done(
             return cls(2026, 1, 1, 0, 1, 40, tzinfo=tz)
 
     monkeypatch.setattr(status.datetime, "datetime", Clock)
-    paths.progress.write_text(json.dumps({"epoch": 1, "epochs": 4, "step": 5, "steps": 10}))
+    values = {"epoch": at[0], "epochs": 4, "step": at[1], "steps": 10, "doing": "probe memory"}
+    paths.progress.write_text(json.dumps(values if began is None else {**values, "began": began}))
     running = found(record.RUNNING)
-    running.segments[-1]["from_epoch"] = from_epoch
+    running.segments.insert(0, {"started_at": "2025-01-01T00:00:00+00:00"})
     with Lock(paths.lock):
-        _, words = status.status_and_detail(paths, running)
-    assert words.startswith(f"epoch 2/4, step 5, about {left} left; ")
+        _, detail = status.status_and_detail(paths, running)
+    assert detail.split("; ")[0] == words
+
+
+@pytest.mark.parametrize(
+    ("damage", "segments"),
+    [
+        ({"step": None}, [SEGMENT]),
+        ({"steps": 0}, [SEGMENT]),
+        ({}, []),
+        ({}, [{}]),
+        ({}, [{"started_at": "x"}]),
+    ],
+)
+def test_a_position_that_cannot_be_made_out_is_a_start(
+    paths: RunPaths, damage: dict[str, Any], segments: list[dict[str, Any]]
+) -> None:
+    values = {"epoch": 1, "epochs": 4, "step": 5, "steps": 10, **damage}
+    paths.progress.write_text(json.dumps(values))
+    running = found(record.RUNNING)
+    running.segments = segments
+    with Lock(paths.lock):
+        assert status.status_and_detail(paths, running)[1].startswith("starting; ")
 
 
 @pytest.mark.parametrize(
@@ -103,6 +135,14 @@ def test_it_is_a_success_only_where_every_cell_is_completed(
         here.record.write_text("{") if kind is None else record.write(here.record, found(kind))
     assert status.main([str(tmp_path)]) == code
     assert capsys.readouterr().out.splitlines()[-1] == counted
+
+
+def test_a_folder_without_runs_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status.main([str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"error: no runs in {tmp_path}\n")
 
 
 def test_a_running_record_of_a_job_that_is_over_is_interrupted(paths: RunPaths) -> None:
@@ -133,6 +173,7 @@ def test_where_slurm_was_not_asked_the_lock_decides(paths: RunPaths) -> None:
         (10, 10, " at epoch 10 of 10"),  # stopped in what follows the last one
         (2, None, ""),
         (2, "x", ""),
+        (2, 0, ""),
         (2, True, ""),
     ],
 )
@@ -169,6 +210,23 @@ def test_a_fifo_in_the_place_of_the_lock_keeps_nobody_waiting(paths: RunPaths) -
     assert status.status_and_detail(paths, found(record.RUNNING))[0] == record.INTERRUPTED
 
 
+def test_slurm_is_asked_about_the_jobs_that_wait_and_those_that_hold_a_lock(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_by_job(paths)
+    asked: list[set[str]] = []
+
+    def ask(ids: set[str]) -> tuple[dict[str, Job], str | None]:
+        asked.append(ids)
+        return {}, "sacct: planted" if len(asked) > 1 else None
+
+    monkeypatch.setattr(status.slurm, "ask", ask)
+    assert status._ask_slurm([paths.record]) == ({}, None)
+    jobs, silence = status._ask_slurm([paths.record])
+    assert jobs == {} and silence is not None and "sacct: planted" in silence
+    assert asked == [{"12_3", "15"}] * 2
+
+
 def test_files_that_cannot_be_looked_at_name_no_job(tmp_path: Path) -> None:
     nowhere = RunPaths(tmp_path / ("x" * 300))  # a name that the system refuses
     assert status._ask_slurm([nowhere.record]) == (None, None)
@@ -180,6 +238,11 @@ def test_a_cell_whose_job_slurm_forgot_says_so(paths: RunPaths) -> None:
     assert status.status_and_detail(paths, found(record.PENDING)) == (record.PENDING, "job 12_3")
     waits = status.status_and_detail(paths, found(record.PENDING), {"12_3": job("PENDING")})
     assert waits == (record.PENDING, "job 12_3 pending on n1")  # for no reason that is known
+    over = dataclasses.replace(job("CANCELLED", "Priority"), nodes="")
+    assert status.status_and_detail(paths, found(record.PENDING), {"12_3": over}) == (
+        record.PENDING,
+        "job 12_3 cancelled; it never began with the cell",
+    )
 
 
 @pytest.mark.parametrize("kind", [record.DIVERGED, record.INVALID])

@@ -939,6 +939,11 @@ def test_a_sign_of_life_says_where_the_run_is(
     assert (values["epochs"], values["steps"]) == (4, 6)
     assert 0 <= values["epoch"] <= 4 and 0 <= values["step"] <= 6
     assert values["doing"].startswith("probe ")
+    assert values["began"] == 0
+    assert run(tmp_path / "parts", settings(), stop=StopAt(8)) == record.INTERRUPTED
+    run(tmp_path / "parts", settings(), resume=True)
+    values = json.loads(RunPaths(tmp_path / "parts").progress.read_text())
+    assert values["began"] == 1 + 2 / 6
 
 
 # ------------------------------------------------------------------ before the start
