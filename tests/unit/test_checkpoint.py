@@ -127,6 +127,36 @@ def test_what_cannot_be_saved_leaves_the_old_ones(path: Path, two: Path) -> None
     kept_as_they_were(path, two)
 
 
+def test_what_was_written_wrongly_leaves_the_old_ones(
+    path: Path, two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = torch.save
+
+    def cut(saved: Any, file: Any) -> None:
+        whole(saved, file)
+        file.truncate(file.tell() // 2)
+
+    monkeypatch.setattr(torch, "save", cut)
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoint.save(path, state(3.0), two)
+    monkeypatch.undo()
+    kept_as_they_were(path, two)
+
+
+def test_a_new_file_is_on_the_disk_before_it_takes_the_place_of_an_old_one(
+    path: Path, two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, sizes = path.read_bytes(), []
+
+    def fsync(file: int) -> None:
+        assert path.read_bytes() == old
+        sizes.append(os.fstat(file).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    checkpoint.save(path, state(3.0), two)
+    assert sizes == [path.stat().st_size]
+
+
 @pytest.fixture
 def small_files() -> Iterator[None]:
     """No file may grow beyond 100 kB: what a full disk looks like to a writer."""
@@ -305,8 +335,13 @@ def test_without_a_usable_one_every_problem_is_named(path: Path, two: Path) -> N
     assert [str(path) in problems[0], str(two) in problems[1]] == [True, True]
 
 
-def test_a_file_that_is_not_there_is_no_problem(path: Path) -> None:
-    assert checkpoint.load_newest([path, path.with_name("previous.pt")], OWN) == (None, [])
+def test_a_file_that_is_not_there_is_no_problem(path: Path, two: Path) -> None:
+    path.unlink()  # as after a crash between the two renames
+    found, problems = checkpoint.load_newest([path, two], OWN)
+    assert found is not None and equal(without_version(found), state(1.0))
+    assert problems == []
+    two.unlink()
+    assert checkpoint.load_newest([path, two], OWN) == (None, [])
 
 
 # ------------------------------------------------------------------ under any wrapping
