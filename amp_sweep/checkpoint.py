@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -12,6 +13,13 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 FORMAT_VERSION = 1
+
+# What torch's unpickler raises on bytes that no pickler wrote; not Exception: a lack of memory is
+# no fault of the file.
+_UNREADABLE = (
+    *(OSError, RuntimeError, pickle.UnpicklingError, struct.error, EOFError, ValueError),
+    *(LookupError, TypeError, AttributeError, AssertionError),
+)
 
 
 class CheckpointError(Exception):
@@ -75,7 +83,7 @@ def load(path: Path, fingerprint: str, device: torch.device | str = "cpu") -> di
     verify(path)
     try:
         state = torch.load(path, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+    except _UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path}: refused or unreadable ({reason})") from error
     if not isinstance(state, dict) or state.get("format_version") != FORMAT_VERSION:

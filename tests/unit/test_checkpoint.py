@@ -286,6 +286,34 @@ def test_a_crafted_pickle_is_refused_and_not_run(path: Path, tmp_path: Path) -> 
     assert trace.exists()
 
 
+@pytest.mark.parametrize(
+    ("version", "pickled"),
+    [
+        (b"x", b"\x80\x02}."),  # RuntimeError
+        (b"3", b""),  # EOFError, without a word
+        (b"3", b"\x80\x02cnocolon"),  # UnpicklingError, on many lines
+        (b"3", b"\x80\x02X\x01\x00\x00\x00\xff."),  # UnicodeDecodeError
+        (b"3", b"\x80\x02M\x00"),  # struct.error
+        (b"3", b"\x80\x02."),  # IndexError
+        (b"3", b"\x80\x02h\x05."),  # KeyError
+        (b"3", b"\x80\x02ccollections\nOrderedDict\nK\x01\x85R."),  # TypeError
+        (b"3", b"\x80\x02K\x01Q."),  # AssertionError
+        (b"3", b"\x80\x02ctorch._utils\n_rebuild_parameter\n}\x89}\x87R."),  # AttributeError
+    ],
+)
+def test_a_pickle_that_no_program_wrote_is_refused_in_a_line(
+    path: Path, version: bytes, pickled: bytes
+) -> None:
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:  # its checksums are right
+        for name, content in {"data.pkl": pickled, "version": version + b"\n"}.items():
+            archive.writestr(f"archive/{name}", content)
+        for part in archive.infolist():
+            part.external_attr = 0  # as torch has it
+    with pytest.raises(CheckpointError, match=r"last\.pt: refused or unreadable \(.+\)\Z"):
+        checkpoint.load(path, OWN)
+
+
 def test_another_configurations_checkpoint_is_refused(path: Path) -> None:
     checkpoint.save(path, state())
     with pytest.raises(CheckpointError, match="another configuration"):
