@@ -53,7 +53,7 @@ def make_plan(
             f"data.batch_size={batch_size} is the global batch and does not divide by {devices} "
             f"devices (parallel={config.name}); choose a multiple of {devices} or parallel.devices"
         )
-    if config.name != "none" and config.devices == "auto" and 1 < devices < visible:
+    if config.devices == "auto" and 1 < devices < visible:
         notes.append(
             f"parallel.devices=auto: {devices} of {visible} visible devices, the most that divide "
             f"the batch of {global_batch}"
@@ -114,7 +114,7 @@ def wrap(
 ) -> nn.Module:
     """`module`, already on its first device, under the parallelism `name`."""
     if name == "ddp":
-        if sync_batch_norm and devices[0].type == "cuda":
+        if sync_batch_norm:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
         return DistributedDataParallel(
             module,

@@ -1,11 +1,13 @@
 """How a batch is shared: the plan for any number of devices, the wrapping, one rank alone."""
 
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -71,6 +73,17 @@ def test_auto_takes_the_most_devices_that_the_batch_divides_by(name: str, visibl
         assert told == (1 < made.replicas < visible)
 
 
+def test_devices_that_were_asked_for_need_no_note() -> None:
+    assert plan("dp", "cuda", 4, devices=2).notes == plan("ddp", "cuda", 4, devices=2).notes == ()
+
+
+def test_nodes_share_the_processes_evenly_or_not_at_all() -> None:
+    made = plan("ddp", "cuda", 4)
+    assert parallel.on_nodes(made, 2) == dataclasses.replace(made, nodes=2)
+    with pytest.raises(PlanError, match=r"^4 process\(es\) .* do not divide by 3 nodes"):
+        parallel.on_nodes(made, 3)
+
+
 @pytest.mark.parametrize(("name", "device"), [("dp", "cuda"), ("ddp", "cuda"), ("ddp", "cpu")])
 def test_a_batch_that_does_not_divide_is_refused_with_the_numbers(name: str, device: str) -> None:
     with pytest.raises(PlanError) as caught:
@@ -101,6 +114,7 @@ def test_a_process_takes_the_kth_visible_device_and_dp_takes_all() -> None:
         ["cuda:2"],
         ["cuda:3"],
     ]
+    assert devices(plan("ddp", "cuda", 2), 1) == ["cuda:1"]
     assert devices(plan("dp", "cuda", 4), 0) == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert devices(plan("dp", "cuda", 4, devices=2), 0) == ["cuda:0", "cuda:1"]
     assert devices(plan("none", "cuda", 4), 0) == ["cuda:0"]
@@ -121,6 +135,39 @@ def test_one_device_needs_no_wrapping() -> None:
     assert not isinstance(module, DataParallel | DistributedDataParallel)
 
 
+def test_a_wrapper_is_told_its_gpus_and_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def recorded(module: nn.Module, **given: Any) -> tuple[nn.Module, dict[str, Any]]:
+        return module, given
+
+    for wrapper in ("DataParallel", "DistributedDataParallel"):
+        monkeypatch.setattr(parallel, wrapper, recorded)
+    gpu, cpu = [torch.device("cuda", 1)], [torch.device("cpu")]
+    for asked in (False, True):
+        network = nn.Sequential(nn.BatchNorm1d(3))
+        made: Any = parallel.wrap(
+            network, "ddp", gpu, sync_batch_norm=asked, find_unused_parameters=asked
+        )
+        assert isinstance(made[0][0], nn.SyncBatchNorm) == asked
+        assert made[1]["find_unused_parameters"] == asked
+        assert made[1]["device_ids"] == gpu
+        # Else each gradient is held twice.
+        assert made[1]["gradient_as_bucket_view"]
+    made = parallel.wrap(network, "ddp", cpu)
+    assert made[0] is network and made[1]["device_ids"] is None
+    two = [torch.device("cuda", index) for index in (0, 1)]
+    made = parallel.wrap(network, "dp", two)
+    assert made == (network, {"device_ids": two})
+
+
+def test_each_gpu_of_a_dp_process_draws_another_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = [torch.Generator(), torch.Generator()]
+    monkeypatch.setattr(torch.cuda, "default_generators", drawn)
+    parallel.seed_dropout([torch.device("cuda", 0), torch.device("cuda", 1)], 5)
+    assert [generator.initial_seed() for generator in drawn] == [5, 6]
+
+
 def test_the_seed_decides_the_dropout() -> None:
     def mask(seed: int) -> torch.Tensor:
         parallel.seed_dropout([torch.device("cpu")], seed)
@@ -133,7 +180,7 @@ def test_the_seed_decides_the_dropout() -> None:
 def test_a_rank_alone_answers_for_all() -> None:
     ranks = Ranks(0, 0, 1)
     tensor = torch.tensor([1.0, 2.0])
-    assert ranks.sum(tensor) is tensor and tensor.tolist() == [1.0, 2.0]
+    assert ranks.sum(tensor) is ranks.mean(tensor) is tensor and tensor.tolist() == [1.0, 2.0]
     value = {"a": object()}
     assert ranks.gather(value) == [value] and ranks.gather(value)[0] is value
     network = nn.BatchNorm1d(3)
@@ -142,6 +189,16 @@ def test_a_rank_alone_answers_for_all() -> None:
     assert all(torch.equal(before[name], buffer) for name, buffer in network.named_buffers())
     assert [ranks.agree_on_stop(step) for step in (0, 7)] == [0, 7]
     ranks.leave()
+    ranks.leave()
+
+
+def test_a_group_is_joined_and_left_for_good() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = Ranks(0, 0, 1)
+    ranks.join("gloo", "localhost", server.port, 20.0)
+    assert dist.is_initialized() and ranks.gather(1) == [1]
+    ranks.leave()
+    assert not dist.is_initialized()
     ranks.leave()
 
 

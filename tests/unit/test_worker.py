@@ -572,6 +572,58 @@ def test_a_checkpoint_that_does_not_tell_its_code_and_images_is_gone_on_from(
     assert record.read(RunPaths(root).record).segments[-1]["from_epoch"] == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("world_size", 2, "from 2 rank(s) on cpu, this is 1 on cpu"),
+        ("device_type", "cuda", "from 1 rank(s) on cuda, this is 1 on cpu"),
+    ],
+)
+def test_a_checkpoint_of_other_devices_is_not_gone_on_from(
+    tmp_path: Path, settings: Make, name: str, value: object, words: str
+) -> None:
+    cell = settings()
+    root = tmp_path / "run"
+    run(root, cell, stop=StopAt(8))
+    last = RunPaths(root).last_checkpoint
+    checkpoint.save(last, {**checkpoint.load(last, config.fingerprint(cell)), name: value})
+    assert run(root, cell, resume=True) == record.COMPLETED
+    done = record.read(RunPaths(root).record)
+    assert done.segments[-1]["from_epoch"] == 0
+    assert f"started over: the checkpoint is {words}" in done.notes
+
+
+def test_what_another_rank_finds_different_is_not_gone_on_from_on_this_one_either(
+    tmp_path: Path, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Ranks.gather
+    root = tmp_path / "run"
+    run(root, settings(), stop=StopAt(8))
+
+    def gather(self: Ranks, value: Any) -> list[Any]:
+        return [*real(self, value), *(["planted"] if value is None else [])]
+
+    monkeypatch.setattr(Ranks, "gather", gather)
+    assert run(root, settings(), resume=True) == record.COMPLETED
+    done = record.read(RunPaths(root).record)
+    assert done.segments[-1]["from_epoch"] == 0 and "started over: planted" in done.notes
+
+
+def test_checkpoints_that_are_all_damaged_are_named_and_the_run_begins_anew(
+    tmp_path: Path, settings: Make
+) -> None:
+    root = tmp_path / "run"
+    paths = RunPaths(root)
+    run(root, settings(checkpoint__every_steps=4), stop=StopAt(8))
+    both = [paths.last_checkpoint, paths.previous_checkpoint]
+    for path in both:
+        path.write_bytes(b"")
+    assert run(root, settings(checkpoint__every_steps=4), resume=True) == record.COMPLETED
+    done = record.read(paths.record)
+    assert done.segments[-1]["from_epoch"] == 0
+    assert [sum(str(path) in note for note in done.notes) for path in both] == [1, 1]
+
+
 # ------------------------------------------------------------------ random numbers of others
 
 
