@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -202,9 +203,12 @@ def test_a_group_is_joined_and_left_for_good() -> None:
     ranks.leave()
 
 
-@pytest.mark.parametrize("told_at", [(3, 3, 3), (3, 4, 9), (5, 2, 2), (0, 30, 1)])
+@pytest.mark.parametrize(
+    ("told_at", "slow"),
+    [((3, 3, 3), None), ((3, 4, 9), None), ((5, 2, 2), None), ((0, 30, 1), None), ((3, 3), 1)],
+)
 def test_ranks_that_are_told_to_stop_at_different_times_stop_before_the_same_step(
-    told_at: tuple[int, ...],
+    told_at: tuple[int, ...], slow: int | None
 ) -> None:
     # A step is a collective: nobody leaves it before all are in it. Each is told in a step's midst.
     step_of_all = threading.Barrier(len(told_at), timeout=20)
@@ -217,6 +221,8 @@ def test_ranks_that_are_told_to_stop_at_different_times_stop_before_the_same_ste
         told, target = False, None
         for step in range(100):
             if told and target is None:
+                if rank == slow:  # the other does not wait so long and begins the step
+                    time.sleep(5 * parallel.STOP_WAIT_S)
                 target = ranks.agree_on_stop(step)
             if target is not None and step >= target:
                 return step
