@@ -235,6 +235,15 @@ def test_ranks_that_are_told_to_stop_at_different_times_stop_before_the_same_ste
     assert len(stops) == 1 and stops.pop() > max(told_at)
 
 
+def test_what_all_ranks_have_said_is_final() -> None:
+    store = PrefixStore("amp_sweep", TCPStore("127.0.0.1", 0, is_master=True))
+    first, second = Ranks(0, 0, 2), Ranks(1, 1, 2)
+    first._store = second._store = store
+    assert [first._say_next(step) for step in (3, 3, 4)] == [{"0": 3}, {"0": 3}, {"0": 4}]
+    assert second._say_next(4) == {"0": 4, "1": 4}
+    assert first._say_next(5) == {"0": 4, "1": 4}  # the other has gone by it already
+
+
 def test_a_rank_that_never_answers_a_stop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_sweep.parallel.STOP_TIMEOUT_S", 1.5 * parallel.STOP_WAIT_S)
     ranks = Ranks(0, 0, 2)
