@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -9,12 +10,14 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
 from amp_sweep.config import DataConfig
 from amp_sweep.data import DataError, open_split, prepare
+from amp_sweep.data.loader import fetch, open_images
 from tests.conftest import python_path, wait_for
 from tests.processes import gone
 
@@ -80,6 +83,19 @@ def test_a_broken_file_in_a_loader_process_is_told_in_one_line(
         list(split.batches(torch.arange(7)[:, None]))
     assert str(caught.value) == f"{root}/train/dog/000.png: not an image that can be read"
     split.close()
+
+
+@pytest.mark.parametrize("pipeline", ["resident", "loader"])
+def test_a_loader_process_is_told_where_the_images_are_and_opens_them_itself(
+    make_folder: MakeFolder, folder_config: MakeConfig, pipeline: str
+) -> None:
+    prepared = prepare(folder_config(make_folder(), pipeline=pipeline))
+    images = open_images(prepared, "train")
+    sent = pickle.dumps(images)
+    everything = np.arange(7)
+    pixels = fetch(images, everything, pinned=False)
+    assert torch.equal(fetch(pickle.loads(sent), everything, pinned=False), pixels)
+    assert pixels[3].numpy().tobytes() not in sent and b"000.png" not in sent
 
 
 RANK = """

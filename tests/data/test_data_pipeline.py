@@ -94,7 +94,9 @@ def test_shrinking_is_antialiased_as_pil_does(
     assert np.abs(images.numpy() - by_pil(prepared, "test", size)).max() <= 2 / 255
 
 
-@pytest.mark.parametrize(("shape", "size"), [((20, 60), 40), ((60, 20), 40), ((16, 40), 16)])
+@pytest.mark.parametrize(
+    ("shape", "size"), [((20, 60), 40), ((60, 20), 40), ((16, 40), 16), ((40, 16), 16)]
+)
 def test_images_that_are_not_square_are_squashed_as_pil_does(
     make_folder: MakeFolder, folder_config: MakeConfig, shape: tuple[int, int], size: int
 ) -> None:
@@ -245,7 +247,9 @@ def test_the_articles_pipeline_equals_torchvisions_transforms(
 # ------------------------------------------------------------------- placement
 
 
-@pytest.mark.parametrize(("available", "placement"), [(10**9, "device"), (10**4, "host")])
+@pytest.mark.parametrize(
+    ("available", "placement"), [(4 * 168_960, "device"), (4 * 168_960 - 1, "host")]
+)
 def test_data_are_resident_while_they_take_a_quarter_of_the_memory(
     available: int, placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +260,7 @@ def test_data_are_resident_while_they_take_a_quarter_of_the_memory(
     monkeypatch.setattr(pipeline_module.psutil, "virtual_memory", Memory)
     config = DataConfig(name="synthetic", train_images=50, test_images=5)
     prepared = prepare(config)
-    assert prepared.pixel_bytes == 55 * 32 * 32 * 3
+    assert prepared.pixel_bytes == 55 * 32 * 32 * 3 == 168_960
     for part in ("train", "test"):
         assert open_split(prepared, part, config, CPU).placement == placement
     for wanted in ("device", "host"):
