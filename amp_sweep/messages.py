@@ -87,7 +87,8 @@ def time_left_s(values: dict[str, Any], spent_s: float) -> float | None:
     None while too little is done to tell. What a resumed run found done took none of that time.
     """
     done = values["epoch"] + values["step"] / values["steps"]
-    here = done - values.get("began", 0.0)  # a run of an earlier version does not tell
+    here: float = done - values.get("began", 0.0)  # a run of an earlier version does not tell
     if here <= 0.02 * values["epochs"]:
         return None
-    return float(max(0.0, spent_s * (values["epochs"] - done) / here))
+    left: float = values["epochs"] - done
+    return spent_s * left / here
