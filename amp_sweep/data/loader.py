@@ -229,9 +229,6 @@ class _Plan:
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
         return iter(self.batches)
 
-    def __len__(self) -> int:
-        return len(self.batches)
-
 
 class HostBatches(Generic[Batch]):
     """Batches of a dataset, made by `workers` loader processes or (0) when they are asked for.

@@ -72,11 +72,12 @@ def test_loader_processes_deliver_the_batches_of_the_main_process(
         wait_for_the_end_of(used[0])
 
 
+@pytest.mark.parametrize("pipeline", ["loader", "pil"])
 def test_a_broken_file_in_a_loader_process_is_told_in_one_line(
-    make_folder: MakeFolder, folder_config: MakeConfig
+    make_folder: MakeFolder, folder_config: MakeConfig, pipeline: str
 ) -> None:
     root = make_folder()
-    config = folder_config(root, pipeline="loader", workers=1)
+    config = folder_config(root, pipeline=pipeline, workers=1)
     split = open_split(prepare(config), "train", config, CPU)
     (root / "train/dog/000.png").write_bytes(b"broken")
     with pytest.raises(DataError) as caught:

@@ -363,8 +363,10 @@ def test_what_is_one_kernel_is_not_compiled_once_more(
     if fused:
         monkeypatch.setattr(split, "_fused", lambda rows: made)
         assert split.to_input(next(split.batches(torch.tensor([[1, 2]])))) is made
-    split.compile(None)
-    assert (split._input == split._made) == fused
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda made, **options: given.append(options) or made)
+    split.compile("max-autotune")
+    assert given == ([] if fused else [{"mode": "max-autotune", "dynamic": False}])
 
 
 # ------------------------------------------------------------------ bad inputs
