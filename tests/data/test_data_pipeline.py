@@ -285,6 +285,8 @@ def test_resident_images_do_not_need_the_cache_any_more() -> None:
     for path in prepared.folder.iterdir():
         path.unlink()
     assert len(everything(split)[0]) == 50
+    # Pixels, labels, and three scales and biases.
+    assert sum(tensor.nbytes for tensor in split.stored()) == 50 * 32 * 32 * 3 + 50 * 8 + 2 * 3 * 4
 
 
 def test_a_large_part_is_uploaded_in_pieces_with_the_same_result(
