@@ -295,9 +295,10 @@ def test_a_large_part_is_uploaded_in_pieces_with_the_same_result(
     config = DataConfig(name="synthetic", train_images=50, test_images=5)
     prepared = prepare(config)
     whole, _ = everything(open_split(prepared, "train", config, CPU))
-    monkeypatch.setattr(pipeline_module, "_UPLOAD_BYTES", 10_000)
-    pieces, _ = everything(open_split(prepared, "train", config, CPU))
-    assert torch.equal(whole, pieces)
+    for limit in (10_000, 100):  # three images, less than one
+        monkeypatch.setattr(pipeline_module, "_UPLOAD_BYTES", limit)
+        pieces, _ = everything(open_split(prepared, "train", config, CPU))
+        assert torch.equal(whole, pieces)
 
 
 def test_the_host_is_one_batch_ahead_and_its_thread_ends_with_an_abandoned_epoch(
