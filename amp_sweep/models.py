@@ -157,7 +157,7 @@ def build_for_shapes(name: str, outputs: int, *, width: float | None = None) -> 
     try:
         with torch.device("meta"):
             return build(name, outputs, width=width)
-    except (NotImplementedError, RuntimeError):
+    except (RuntimeError, NotBuilt):  # of torchvision's, of a person's own
         return build(name, outputs, width=width)
 
 

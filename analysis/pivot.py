@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from amp_sweep import record
-from analysis import axes, key, labels, texts, verdicts
+from analysis import alike, axes, key, labels, texts, verdicts
+from analysis.alike import At
 from analysis.comparison import (
     MEMORIES,
     PARALLEL_ORDER,
@@ -26,7 +27,6 @@ from analysis.values import clean
 from analysis.verdicts import Effect
 
 Row = dict[str, Any]
-At = tuple[str, str]
 
 MEMORY = "memory"
 # Names for figures that people type; `memory` is the table's own.
@@ -121,7 +121,8 @@ def of_frame(
         )
         for run, cell, found in zip(runs, cells, keys, strict=True)
     ]
-    for run, place, rest in zip(runs, at, _rests(cells, keys, at, (rows, columns)), strict=True):
+    untold = alike.untold(cells, keys, at, (rows, columns))
+    for run, place, rest in zip(runs, at, untold, strict=True):
         members[tuple(rest.items())][place].append(run)
     rests = [dict(rest) for rest in members]
     inside = [[run for group in groups.values() for run in group] for groups in members.values()]
@@ -246,47 +247,6 @@ def _sweeps(runs: Sequence[Row]) -> list[str]:
     folders = [Path(run["run_dir"]).parent for run in runs]
     unique = len({folder.name for folder in folders}) == len(set(folders))
     return [clean(folder.name if unique else str(folder)) for folder in folders]
-
-
-def _rests(
-    cells: Sequence[Cell], keys: Sequence[key.Key], at: Sequence[At], shown: tuple[str, str]
-) -> list[key.Key]:
-    """What has to be equal for runs to stand in one pivot: all that the axes do not explain."""
-    parallel = [(cell.names[0], cell.parallel) for cell in cells]
-    precision = [(cell.names[1], cell.precision) for cell in cells]
-    if not any(axis.startswith("parallel.") or axis == "devices" for axis in shown):
-        parallel = [(variant, variant) for _, variant in parallel]
-    if not any(axis.startswith("precision.") for axis in shown):
-        precision = [(variant, variant) for _, variant in precision]
-    places = [
-        (*where, *found.items(), p[0], q[0])
-        for where, found, p, q in zip(at, keys, parallel, precision, strict=True)
-    ]
-    # Names without what tells variants apart, where the axes tell them apart.
-    told = len(set(places)) == len(set(zip(places, map(_at, cells), strict=True)))
-    whole: list[key.Key] = [
-        {"parallel": p[0 if told else 1], "precision": q[0 if told else 1], **found}
-        for p, q, found in zip(parallel, precision, keys, strict=True)
-    ]
-    explained = _explained(at, whole, shown)
-    return [{n: v for n, v in each.items() if n not in explained} for each in whole]
-
-
-def _at(cell: Cell) -> At:
-    return cell.parallel, cell.precision
-
-
-def _explained(at: Sequence[At], keys: Sequence[key.Key], shown: tuple[str, str]) -> set[str]:
-    """The fields that an axis stands for and that have one value at each value of the axis."""
-    told: set[str] = set()
-    for place, axis in enumerate(shown):
-        for name in {name for whole in keys for name in whole if axes.explains(axis, name)}:
-            pairs = {(where[place], whole.get(name)) for where, whole in zip(at, keys, strict=True)}
-            if name in key.HARDWARE:  # runs that never started may not know theirs
-                pairs = {pair for pair in pairs if pair[1] is not None}
-            if len(pairs) == len({value for value, _ in pairs}):
-                told.add(name)
-    return told
 
 
 def _ordered(axis: str, values: Sequence[str]) -> tuple[str, ...]:

@@ -255,6 +255,20 @@ def test_a_network_of_one_size_refuses_every_other() -> None:
         models.check_image_size("vit_b_16", 256)
 
 
+def test_an_own_network_that_needs_values_while_it_is_built_has_shapes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "built_of_values.py").write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Net(nn.Linear):\n"
+        "    def __init__(self, num_classes):\n"
+        "        super().__init__(int(torch.linspace(4, 8, 2)[1]), num_classes)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "built_of_values", raising=False)
+    network = models.build_for_shapes("built_of_values:Net", 3)
+    assert [tuple(weight.shape) for weight in network.parameters()] == [(3, 8), (3,)]
+
+
 def test_an_own_network_is_checked_too(own: Callable[[str], str]) -> None:
     models.check_image_size(own(":network"), 8, outputs=6)
     with pytest.raises(ModelError, match="does not accept"):
