@@ -14,9 +14,7 @@ class Figures:
 
     def missing(self, names: Sequence[str], reason: str) -> None:
         """These are null for this reason."""
-        self.metrics.update(dict.fromkeys(names))
-        known = self.reasons.setdefault(reason, [])
-        known += [name for name in names if name not in known]
+        self.add(Figures(dict.fromkeys(names), {reason: list(names)}))
 
     def notes(self) -> list[str]:
         """One line for each reason."""
